@@ -10,9 +10,11 @@
 The commands `up`, `down`, `image` and `ctl` beside this package say the same on a command line.
 """
 
-from testcluster.cluster import Cluster, Daemon, Node
+from testcluster.cluster import Cluster
+from testcluster.daemons import Daemon
 from testcluster.errors import ClusterError
 from testcluster.image import busybox_image, host_image
+from testcluster.node import Node
 from testcluster.processes import Process
 from testcluster.settings import Settings
 

@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from testcluster import network
-from testcluster.cluster import Cluster, Daemon, Node
+from testcluster.cluster import Cluster
+from testcluster.daemons import Daemon
 from testcluster.errors import ClusterError
 from testcluster.image import busybox_image, host_image
+from testcluster.node import Node
 from testcluster.processes import Process
 from testcluster.settings import Description, Layout, Settings
 
@@ -71,8 +73,8 @@ def up(argv: Sequence[str] | None = None) -> int:
     _add_settings(parser)
     options = vars(parser.parse_args(argv))
     layout = _layout("up", options.pop("dir"))
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    given = {key: value for key, value in given.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
     if "plugstack" in given:
         given["plugstack"] = _text_of(given["plugstack"])
     try:
@@ -110,7 +112,7 @@ def down(argv: Sequence[str] | None = None) -> int:
     """End a cluster."""
     parser = _parser(
         "down",
-        description="End the cluster in DIR: daemons, steps, mounts, networks. Its files stay. Nothing to do is no error.",
+        description="End the cluster in DIR: daemons, steps, mounts, networks. Its files stay. Safe to repeat.",
         example="slurm/testcluster/down --dir /tmp/c",
     )
     layout = _layout("down", parser.parse_args(argv).dir)
@@ -189,41 +191,50 @@ def _plain(action: str, arguments: list[str]) -> tuple[str, list[str]]:
     return action, [word for place, word in enumerate(arguments) if not (word == "--" and place < 2)]
 
 
+@dataclass(frozen=True)
+class _ProcessStatus:
+    pid: int | None
+    state: str
+
+    @classmethod
+    def of(cls, process: Process | None) -> _ProcessStatus:
+        letter = None if process is None else process.state
+        if process is None or letter is None:
+            return cls(None, "down")
+        return cls(process.pid, "stopped" if letter == "T" else "running")
+
+    def __str__(self) -> str:
+        return self.state if self.pid is None else f"{self.state} ({self.pid})"
+
+
+@dataclass(frozen=True)
+class _NodeStatus:
+    slurm_state: str
+    cut: bool
+    first: _ProcessStatus
+    slurmd: _ProcessStatus
+    munged: _ProcessStatus
+
+    @classmethod
+    def of(cls, node: Node, slurm_state: str) -> _NodeStatus:
+        processes = (node.first, node.slurmd.process, node.munged.process)
+        return cls(slurm_state, node.is_cut, *(_ProcessStatus.of(process) for process in processes))
+
+
 def _status(cluster: Cluster, *, as_json: bool) -> int:
     states = cluster.node_states()
-    nodes = {node.name: _node_status(node, states.get(node.name, "unknown")) for node in cluster.nodes}
-    daemons = {daemon.target: _daemon_status(daemon.process) for daemon in cluster.daemons}
+    nodes = {node.name: _NodeStatus.of(node, states.get(node.name, "unknown")) for node in cluster.nodes}
+    daemons = {daemon.target: _ProcessStatus.of(daemon.process) for daemon in cluster.daemons}
     if as_json:
-        print(json.dumps({"dir": str(cluster.layout.root), "daemons": daemons, "nodes": nodes}))
+        told = {"dir": str(cluster.layout.root), "daemons": daemons, "nodes": nodes}
+        print(json.dumps(told, default=dataclasses.asdict))
         return 0
     for target, process in daemons.items():
-        print(f"{target:14}{_told(process)}")
+        print(f"{target:14}{process}")
     for name, node in nodes.items():
-        network_state = ", cut off" if node["cut"] else ""
-        print(f"{name:14}{node['slurm_state']}{network_state}; slurmd {_told(node['slurmd'])}; munged {_told(node['munged'])}")
+        state = f"{node.slurm_state}, cut off" if node.cut else node.slurm_state
+        print(f"{name:14}{state}; slurmd {node.slurmd}; munged {node.munged}")
     return 0
-
-
-def _node_status(node: Node, slurm_state: str) -> dict[str, object]:
-    return {
-        "slurm_state": slurm_state,
-        "cut": network.is_cut(node.cluster.description, node.name),
-        "first": _daemon_status(node.first),
-        "slurmd": _daemon_status(node.slurmd.process),
-        "munged": _daemon_status(node.munged.process),
-    }
-
-
-def _daemon_status(process: Process | None) -> dict[str, object]:
-    state = None if process is None else process.state
-    if process is None or state is None:
-        return {"pid": None, "state": "down"}
-    return {"pid": process.pid, "state": "stopped" if state == "T" else "running"}
-
-
-def _told(status: object) -> str:
-    assert isinstance(status, dict)
-    return f"{status['state']} ({status['pid']})" if status["pid"] else str(status["state"])
 
 
 def _target(cluster: Cluster, name: str) -> Node | Daemon | list[Process]:

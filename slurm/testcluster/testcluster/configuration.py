@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from testcluster.settings import Description, Layout
 
@@ -35,7 +36,7 @@ _FIXED = {
 
 def slurm_conf(layout: Layout, description: Description, *, controller_host: str) -> str:
     """Return slurm.conf; `controller_host` is the machine's own host name, as slurmctld checks it."""
-    values = _FIXED | _paths(layout) | _options(description)
+    values = _FIXED | _paths(layout) | _options(layout, description)
     values["SlurmctldHost"] = f"{controller_host}({description.controller_address})"
     values["SlurmctldPort"] = str(description.controller_port)
     # Slurm's keys do not tell upper from lower case.
@@ -67,7 +68,7 @@ def _paths(layout: Layout) -> dict[str, str]:
     }
 
 
-def _options(description: Description) -> dict[str, str]:
+def _options(layout: Layout, description: Description) -> dict[str, str]:
     values: dict[str, str] = {}
     if description.settings.gpus_per_node:
         values["GresTypes"] = "gpu"
@@ -75,6 +76,8 @@ def _options(description: Description) -> dict[str, str]:
         values["AccountingStorageType"] = "accounting_storage/slurmdbd"
         values["AccountingStorageHost"] = "localhost"
         values["AccountingStoragePort"] = str(description.database_port)
+        # Not a password: slurmctld's way to slurmdbd does not read AuthInfo (slurm.conf(5), AccountingStoragePass).
+        values["AccountingStoragePass"] = str(layout.munge_socket)
     return values
 
 
@@ -149,6 +152,13 @@ exit 0
 def delay_script(layout: Layout, fault: str) -> str:
     """Return a prolog that sleeps for the seconds in nodes/NODE/faults/FAULT."""
     return _DELAY.format(nodes=shlex.quote(str(layout.root / "nodes")), fault=fault)
+
+
+def environment(layout: Layout, base: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for commands that use the cluster: `base` without the variables of another one's job."""
+    kept = {key: value for key, value in base.items() if not key.startswith(("SLURM_", "SLURMD_"))}
+    path = f"{layout.bin}:{kept.get('PATH', '/usr/bin:/bin')}"
+    return kept | {"SLURM_CONF": str(layout.slurm_conf), "STEPFENCE_TESTCLUSTER": str(layout.root), "PATH": path}
 
 
 def exports(layout: Layout) -> str:

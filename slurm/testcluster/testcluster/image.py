@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from testcluster import machine, packages
@@ -15,11 +15,19 @@ from testcluster.errors import ClusterError
 from testcluster.settings import Layout
 
 _PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
+# fmt: off
 _PROGRAMS = (
-    "sh bash dash env timeout unshare nsenter setpriv mount umount git patch grep sed awk find xargs tar gzip diff cmp"
-    " ps pgrep pkill kill free hostname setsid flock"
-).split()
-_DIRECTORIES = "dev etc home mnt opt proc root run srv sys tmp usr/bin usr/lib usr/sbin usr/share var/tmp workspace".split()
+    "sh", "bash", "dash", "env", "unshare", "nsenter", "setpriv", "mount", "umount", "setsid", "flock", "git", "patch",
+    "grep", "sed", "awk", "find", "xargs", "tar", "gzip", "diff", "cmp", "ps", "pgrep", "pkill", "kill", "free",
+    "hostname",
+)
+_DIRECTORIES = (
+    "dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "usr/bin", "usr/lib", "usr/sbin",
+    "usr/share", "var/tmp", "workspace",
+)
+# fmt: on
+# Ways to reach a server, for which the image has no network configuration: they bring large libraries along.
+_GIT_WITHOUT = re.compile(r"git-(remote-.*|http-.*|imap-send|daemon|shell)|scalar")
 _ETC = {
     "passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/sh\n",
     "group": "root:x:0:\nnogroup:x:65534:\n",
@@ -43,7 +51,7 @@ def busybox_image(directory: str | os.PathLike[str]) -> Path:
     return _once(directory, "busybox.sqsh", _fill_from_busybox)
 
 
-def _once(directory: str | os.PathLike[str], name: str, fill: object) -> Path:
+def _once(directory: str | os.PathLike[str], name: str, fill: Callable[[Path], None]) -> Path:
     layout = Layout.at(directory)
     layout.images.mkdir(parents=True, exist_ok=True)
     target = layout.images / name
@@ -52,7 +60,6 @@ def _once(directory: str | os.PathLike[str], name: str, fill: object) -> Path:
             with tempfile.TemporaryDirectory(dir=layout.images, prefix=".build-") as work:
                 root = Path(work, "root")
                 _skeleton(root)
-                assert callable(fill)
                 fill(root)
                 _pack(root, Path(work, name))
                 Path(work, name).rename(target)
@@ -114,11 +121,11 @@ def _copy_git(root: Path) -> None:
     inside.mkdir(parents=True)
     main = (root / "usr/bin/git").stat()
     for source in core.iterdir():
-        if not source.is_file():
+        if not source.is_file() or _GIT_WITHOUT.fullmatch(source.name):
             continue
         if source.stat().st_size == main.st_size:
             (inside / source.name).symlink_to("/usr/bin/git")
-        elif source.stat().st_size < 200_000:
+        else:
             shutil.copy2(source, inside / source.name)
     templates = Path("/usr/share/git-core/templates")
     if templates.is_dir():

@@ -207,7 +207,7 @@ def _middle(
 
 def _cut_loose(link: socket.socket, log: Path | None) -> None:
     """Keep no terminal, no pipe of the caller and no signal disposition: `$(up ...)` would wait for them."""
-    for number in [int(name) for name in os.listdir("/proc/self/fd")]:
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if number > 2 and number != link.fileno():
             try:
                 os.close(number)

@@ -61,7 +61,6 @@ def plug(description: Description, name: str, first: Process, view: namespaces.V
         ["ip", "link", "set", "lo", "up"],
         ["ip", "addr", "add", f"{description.address(name)}/24", "dev", "eth0"],
         ["ip", "link", "set", "eth0", "up"],
-        ["ip", "route", "add", "default", "via", description.controller_address],
     ]
     for argv in inside:
         if status := namespaces.call(argv, env={"PATH": _PATH}, inside=(first, view)):

@@ -6,10 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from testcluster.errors import ClusterError
+from testcluster.processes import Process
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -22,7 +23,12 @@ CLUSTER = {
 }
 ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
 NETNS = {"ip": "iproute2"}
-PLUGIN = {"/usr/include/slurm/spank.h": "libslurm-dev", "make": "make", "gcc": "gcc", "/usr/include/stdio.h": "libc6-dev"}
+PLUGIN = {
+    "/usr/include/slurm/spank.h": "libslurm-dev",
+    "make": "make",
+    "gcc": "gcc",
+    "/usr/include/stdio.h": "libc6-dev",
+}
 IMAGE = {
     "mksquashfs": "squashfs-tools",
     "git": "git",
@@ -34,7 +40,13 @@ IMAGE = {
 }
 BUSYBOX = {"mksquashfs": "squashfs-tools", "busybox": "busybox-static"}
 
-_SERVICES = ("slurmctld", "slurmd", "slurmdbd", "munge", "mariadb")
+_SERVICES = {
+    "slurmctld": Path("/run/slurmctld.pid"),
+    "slurmd": Path("/run/slurmd.pid"),
+    "slurmdbd": Path("/run/slurmdbd.pid"),
+    "munge": Path("/run/munge/munged.pid"),
+    "mariadb": Path("/run/mysqld/mysqld.pid"),
+}
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
@@ -60,9 +72,10 @@ def require(*needs: dict[str, str]) -> None:
     if os.geteuid() != 0 or which("apt-get") is None:
         raise ClusterError(f"not installed, and only root can install them with apt-get: {' '.join(missing)}")
     print(f"testcluster: installing {' '.join(missing)}", file=sys.stderr)
-    before = {service for service in _SERVICES if _service_runs(service)}
+    before = {service for service in _SERVICES if _service_process(service) is not None}
     _install(missing)
-    _stop_services(service for service in _SERVICES if service not in before)
+    for service in sorted(_SERVICES.keys() - before):
+        _silence(service)
     if lost := [program for program in wanted if not _is_there(program)]:
         raise ClusterError(f"apt-get installed {' '.join(missing)} and yet these are missing: {' '.join(lost)}")
 
@@ -85,25 +98,25 @@ def _install(names: Sequence[str]) -> None:
 
 def _apt(*arguments: str) -> bool:
     env = dict(os.environ, DEBIAN_FRONTEND="noninteractive", PATH=_PATH)
-    command = ["apt-get", "-q", "-o", "Dpkg::Use-Pty=0", *arguments]
+    # Another session's apt-get may be at work: wait for its lock.
+    options = ["-q", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=300"]
+    command = ["apt-get", *options, *arguments]
     return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode == 0
 
 
-def _service(*arguments: str) -> bool:
-    if (program := which("service")) is None:
-        return False
-    silent = subprocess.DEVNULL
-    return (
-        subprocess.run([program, *arguments], stdin=silent, stdout=silent, stderr=silent, check=False).returncode == 0
-    )
+def _service_process(name: str) -> Process | None:
+    """Return the process of the distribution's service, by its pid file: the name is borne by ours as well."""
+    try:
+        return Process.of(int(_SERVICES[name].read_text()))
+    except (OSError, ValueError):
+        return None
 
 
-def _service_runs(name: str) -> bool:
-    return Path("/etc/init.d", name).exists() and _service(name, "status")
-
-
-def _stop_services(names: Iterable[str]) -> None:
-    for name in names:
-        if _service_runs(name):
-            print(f"testcluster: stopping the service {name} that was just installed", file=sys.stderr)
-            _service(name, "stop")
+def _silence(name: str) -> None:
+    """End a service that came with a package we installed, and let no boot start it."""
+    if (control := which("systemctl")) is not None:
+        action = ["disable", "--now", name] if Path("/run/systemd/system").exists() else ["disable", name]
+        subprocess.run([control, *action], capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    if (process := _service_process(name)) is not None:
+        print(f"testcluster: ending the service {name} that was just installed", file=sys.stderr)
+        process.end()

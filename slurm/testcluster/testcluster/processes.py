@@ -72,9 +72,10 @@ class Process:
     def command_line(self) -> str:
         """Return its command line with blanks between the words; empty for a zombie or a gone process."""
         try:
-            return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            words = Path(f"/proc/{self.pid}/cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             return ""
+        return words.replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
     def signal(self, number: signal.Signals) -> bool:
         """Send a signal to exactly this process; return False when it is gone."""
@@ -121,11 +122,11 @@ class Process:
 def namespace_of(pid: int, kind: str) -> str | None:
     """Return the namespace of a process, e.g. "pid:[4026531836]"; None when the process is gone."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/{kind}")
+        return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
     except OSError:
         return None
 
 
 def all_pids() -> list[int]:
     """Return the number of every process there is now."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]

@@ -269,3 +269,11 @@ class Description:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise ClusterError(f"{path} does not describe a test cluster: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster's directory and description: what its nodes and daemons need to know of it."""
+
+    layout: Layout
+    description: Description
