@@ -16,6 +16,8 @@ from testcluster.node import Node
 from testcluster.settings import SUBMIT, Description, Layout, NodeLayout, Settings, Site
 
 _POLL_S = 0.01
+# How long `down` waits for cancelled jobs: their srun and salloc then end at once and not seconds later.
+_GOODBYE_S = 1.5
 # What `up` may find in a directory without a cluster: `image`, and a first `up` that failed, leave these.
 _HARMLESS = {"images", "lock", "lib"}
 _KEPT = {"images", "lock", "lib", "log", "home", "db", "cluster.json"}
@@ -69,6 +71,7 @@ class Cluster:
             raise ClusterError("the test cluster needs root: it makes namespaces and starts slurmd")
         layout = Layout.at(directory)
         layout.root.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign(layout)
         with machine.locked(layout.lock):
             found = Description.load(layout.description)
             if found is not None and found.running:
@@ -78,7 +81,7 @@ class Cluster:
             else:
                 wanted = settings or Settings()
                 _install(wanted)
-                _clear(layout, ours=found is not None)
+                _clear(layout)
                 cluster, new = cls(layout, machine.claim_slot(layout.root, wanted)), True
             cluster._bring_up(new=new)
         return cluster
@@ -189,10 +192,17 @@ class Cluster:
         process = self.slurmctld.process
         if process is None or process.state == "T":
             return
-        jobs = self.slurm("squeue", "--noheader", "--format=%A", timeout_s=2).stdout.split()
+        deadline = time.monotonic() + _GOODBYE_S
+        jobs = self._jobs()
         if jobs:
             self.slurm("scancel", "--signal=KILL", *jobs, timeout_s=2)
             self.slurm("scancel", *jobs, timeout_s=2)
+        while jobs and time.monotonic() < deadline:
+            time.sleep(0.05)
+            jobs = self._jobs()
+
+    def _jobs(self) -> list[str]:
+        return self.slurm("squeue", "--noheader", "--format=%A", timeout_s=2).stdout.split()
 
     def _kill_nodes(self) -> list[Node]:
         for node in self.nodes:
@@ -218,9 +228,14 @@ class Cluster:
             if node.is_cut:
                 node.heal()
             node.cont()
-        self._wait_for_nodes()
+        self.wait_for_nodes()
 
-    def _wait_for_nodes(self) -> None:
+    def wait_for_nodes(self) -> None:
+        """Wait until every node is idle or in use; return one to service that slurmctld has put aside.
+
+        Raises:
+            ClusterError: It took more than 30 s.
+        """
         deadline = time.monotonic() + READY_S
         resumed = False
         while True:
@@ -302,13 +317,18 @@ def _install(settings: Settings) -> None:
     packages.require(*needs)
 
 
-def _clear(layout: Layout, *, ours: bool) -> None:
-    """Remove what an earlier cluster left: a new one starts without its jobs and containers."""
+def _refuse_foreign(layout: Layout) -> None:
+    """Raise ClusterError when the directory holds anything but a cluster: `up` clears what it finds."""
     there = {path.name for path in layout.root.iterdir()}
-    if foreign := there - _HARMLESS if not ours else set():
+    if layout.description.name not in there and (foreign := there - _HARMLESS):
         raise ClusterError(f"{layout.root} holds something else ({min(foreign)}): choose another --dir")
-    for name in there - _KEPT:
-        path = layout.root / name
+
+
+def _clear(layout: Layout) -> None:
+    """Remove what an earlier cluster left: a new one starts without its jobs and containers."""
+    for path in layout.root.iterdir():
+        if path.name in _KEPT:
+            continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

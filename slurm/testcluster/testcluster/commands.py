@@ -103,6 +103,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--netns", action="store_true", default=None, help="a network for each node, so that `ctl cut` works")
     add("--no-pyxis", action="store_false", default=None, dest="pyxis", help="do without the Pyxis stand-in")
     add("--no-pyxis-on", action="append", metavar="NODE", help="leave the plugin out on this node (repeatable)")
+    add("--task-prolog", action="store_true", default=None, help="set TaskProlog, for plain steps that start late")
     add("--container-scope", choices=("global", "job"), help="the stand-in's container_scope (default global)")
     add("--plugstack", metavar="FILE-OR-LINE", help="a plugstack.conf line instead, e.g. real Pyxis; %%n is the node")
     add("--set", action="append", metavar="KEY=VALUE", dest="slurm_conf", help="a slurm.conf setting (repeatable)")
@@ -152,6 +153,7 @@ actions:
   restart TARGET             end in good order, then start
   stop TARGET                SIGSTOP; of a node: everything on it
   cont TARGET                SIGCONT
+  wait                       until every node is idle or in use
   cut NODE, heal NODE        pull the node's network cable, plug it in (up --netns)
   fault NODE NAME VALUE      write DIR/nodes/NODE/faults/NAME; without VALUE remove it
   stepds NODE [JOB[.STEP]]   the pids of the node's slurmstepd processes
@@ -278,6 +280,11 @@ def _signal_or(
         act(target)
 
 
+def _wait(cluster: Cluster, arguments: list[str]) -> int:
+    cluster.wait_for_nodes()
+    return 0
+
+
 def _start(cluster: Cluster, arguments: list[str]) -> int:
     target = _target(cluster, arguments[0])
     if isinstance(target, list):
@@ -332,6 +339,7 @@ def _exec(cluster: Cluster, arguments: list[str]) -> int:
 
 _TABLE: dict[str, tuple[int, int, Callable[[Cluster, list[str]], int]]] = {
     "status": (0, 0, lambda cluster, arguments: 0),
+    "wait": (0, 0, _wait),
     "start": (1, 1, _start),
     "kill": (1, 1, _kill),
     "restart": (1, 1, _restart),

@@ -63,13 +63,14 @@ def _paths(layout: Layout) -> dict[str, str]:
         "SlurmctldLogFile": str(layout.log / "slurmctld.log"),
         "SlurmdLogFile": str(layout.log / "slurmd.%n.log"),
         "PlugStackConfig": str(layout.plugstack),
-        "TaskProlog": str(layout.task_prolog),
         "Prolog": str(layout.prolog),
     }
 
 
 def _options(layout: Layout, description: Description) -> dict[str, str]:
     values: dict[str, str] = {}
+    if description.settings.task_prolog:
+        values["TaskProlog"] = str(layout.task_prolog)
     if description.settings.gpus_per_node:
         values["GresTypes"] = "gpu"
     if description.settings.accounting:

@@ -174,7 +174,13 @@ class Node:
         return namespaces.call(command, env=env, inside=self.inside())
 
     def set_fault(self, name: str, value: str | float) -> None:
-        """Write faults/NAME: "prolog_delay" and "task_prolog_delay" in seconds; the stand-in documents more."""
+        """Write faults/NAME: "prolog_delay" and "task_prolog_delay" in seconds; the stand-in documents more.
+
+        Raises:
+            ClusterError: A task prolog's delay, of a cluster that has none.
+        """
+        if name == "task_prolog_delay" and not self.site.description.settings.task_prolog:
+            raise ClusterError("no TaskProlog is set: make the cluster with --task-prolog")
         write(self.layout.faults / name, f"{value}\n")
 
     def clear_faults(self) -> None:

@@ -33,6 +33,8 @@ class Settings:
         accounting: Run slurmdbd and MariaDB, so that sacct answers.
         netns: Give each node its own network, so that it can be cut off.
         pyxis: Build the Pyxis stand-in and load it.
+        task_prolog: Set TaskProlog, so that the fault "task_prolog_delay" works. Off by default: Slurm looks for the
+            script inside the container once Pyxis has entered it (pyxis issue 83), and container steps fail then.
         no_pyxis_on: Nodes whose plugstack.conf is empty.
         container_scope: The stand-in's container_scope, "global" or "job".
         plugstack: A line, or several, for plugstack.conf instead of the stand-in's; %n is the node's name.
@@ -47,6 +49,7 @@ class Settings:
     accounting: bool = False
     netns: bool = False
     pyxis: bool = True
+    task_prolog: bool = False
     no_pyxis_on: tuple[str, ...] = ()
     container_scope: str = "global"
     plugstack: str | None = None
