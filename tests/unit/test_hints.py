@@ -54,7 +54,8 @@ def test_a_cause_that_stays_is_not_worth_a_retry(failure_id: str) -> None:
 @pytest.mark.parametrize(
     "failure_id",
     ["socket-timeout-never-ran", "credential-expired-then-ok", "busy-lines-then-ok", "list-containers-race",
-     "exhausted", "attach-races-teardown", "memory-refused-after-restart", "no-space-import", "no-space-userns", "node-failure"],
+     "exhausted", "attach-races-teardown", "memory-refused-after-restart", "no-space-import",
+     "no-space-userns", "node-failure"],
 )  # fmt: skip
 def test_a_cause_that_passes_is_worth_a_retry(failure_id: str) -> None:
     assert hint_of(failure_id).transient

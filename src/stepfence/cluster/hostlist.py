@@ -1,0 +1,77 @@
+"""Expand Slurm's host lists: ``gb[01-03,7]`` into names.
+
+python-hostlist does the work: it keeps Slurm's order and takes several brackets in a name, which ClusterShell 1.10
+does not (it sorts, and refuses ``r[0-1][0-1]``). It is laxer than Slurm, though, so the list is checked first. Slurm in
+turn is laxer than this in one point: an unclosed bracket gives it a host named ``n]``.
+"""
+
+from __future__ import annotations
+
+import re
+
+import hostlist as python_hostlist
+
+from stepfence.errors import BadInput
+
+MOST_IN_RANGE = 65536
+"""As in Slurm (MAX_RANGE)."""
+
+MOST_NAMES = 100_000
+
+_RANGE = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
+_ELEMENT = re.compile(rf"[^\[\],\s]*(?:\[{_RANGE}(?:,{_RANGE})*\](?=[^\],\s]*\[|\Z)[^\[\],\s]*)*\Z")
+_BOUNDS = re.compile(r"([0-9]+)-([0-9]+)(?=[,\]])")
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+
+
+def expand(hostlist: str) -> list[str]:
+    """Return the names, in Slurm's order, each once.
+
+    Args:
+        hostlist: as in SLURM_JOB_NODELIST, e.g. ``gb-c[04-05],login1``. "" is no host.
+
+    Raises:
+        BadInput: it is not a host list to Slurm, or names more than 100,000 hosts.
+    """
+    elements = _elements(hostlist)
+    for element in elements:
+        _check(element, hostlist)
+    if sum(map(_size, elements)) > MOST_NAMES:
+        raise _bad(hostlist, f"it names more than {MOST_NAMES} hosts")
+    try:
+        return list(python_hostlist.expand_hostlist(",".join(elements)))
+    except python_hostlist.BadHostlist as error:
+        raise _bad(hostlist, str(error)) from error
+
+
+def _elements(hostlist: str) -> list[str]:
+    """Split at the commas outside brackets; Slurm takes empty elements, so they are dropped."""
+    return [element for element in re.split(r",(?![^\[\]]*\])", hostlist) if element]
+
+
+def _check(element: str, hostlist: str) -> None:
+    if re.search(r"\s", element):
+        raise _bad(hostlist, "there is white space in it")
+    if element.count("[") != element.count("]") or re.search(r"\[[^\]]*\[|\][^\[]*\]|\A[^\[]*\]", element):
+        raise _bad(hostlist, f"a bracket of {element!r} is not closed, or not opened")
+    if "]" in element and not element.endswith("]"):
+        raise _bad(hostlist, f"Slurm takes no text after the last bracket of {element!r}")
+    if not _ELEMENT.match(element):
+        raise _bad(hostlist, f"a bracket of {element!r} holds something else than numbers and ranges")
+    for low, high in _BOUNDS.findall(element):
+        if int(low) > int(high):
+            raise _bad(hostlist, f"the range {low}-{high} descends")
+        if int(high) - int(low) >= MOST_IN_RANGE:
+            raise _bad(hostlist, f"the range {low}-{high} has more than {MOST_IN_RANGE} numbers")
+
+
+def _size(element: str) -> int:
+    size = 1
+    for ranges in _BRACKET.findall(element):
+        bounds = [part.partition("-") for part in ranges.split(",")]
+        size *= sum(int(high or low) - int(low) + 1 for low, _, high in bounds)
+    return size
+
+
+def _bad(hostlist: str, reason: str) -> BadInput:
+    return BadInput(f"{hostlist[:200]!r} is not a host list: {reason}. Give one like n[01-03,7],login1")
