@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -311,7 +312,6 @@ static int create(struct container *container, const char *image)
         return refuse("File already exists", container->rootfs);
 
     log_line("[INFO] Extracting squashfs filesystem...");
-    log_line("%s", "");
     mishap = foresee(container);
     if (mishap.any || what.directory)
         list_names(&what);
@@ -340,6 +340,7 @@ int rootfs_create(struct container *container, const char *image)
     pid = fork();
     if (pid == 0) {
         unblock_signals();
+        prctl(PR_SET_NAME, "enroot"); /* proctrack/linuxproc ends no process called slurmstepd */
         _exit(create(container, image) & 0xff);
     }
     if (child_wait(pid) == 0)

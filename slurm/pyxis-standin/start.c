@@ -65,7 +65,7 @@ static void keep_namespaces(const struct container *container, int life_fd)
 
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    prctl(PR_SET_NAME, "enroot-standin");
+    prctl(PR_SET_NAME, "enroot"); /* proctrack/linuxproc ends no process called slurmstepd */
     dup2(null, STDIN_FILENO);
     dup2(log_fd(), STDOUT_FILENO);
     dup2(log_fd(), STDERR_FILENO);

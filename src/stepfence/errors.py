@@ -42,7 +42,11 @@ class SlurmUnavailable(RunnerError):
 
 
 class LaunchPaused(RunnerError):
-    """Most operations of the last minute failed to launch, so no more are started."""
+    """Most operations of the last minute failed to launch, so no more are started: this one provably never ran."""
+
+    provable_non_execution = True
+    transient = False
+    cause = "launch-paused"
 
 
 class LedgerError(RunnerError):
@@ -59,6 +63,7 @@ class StepNotLaunched(RunnerError):
             or ``undecided``. An absent status file is never reported as final.
         evidence: all that was seen.
         hint: what probably happened and what to do, for people.
+        cause: a short constant name of that, to count by.
         transient: whether another attempt could succeed.
         target: the operation this belongs to.
         attempts: how many attempts were made, this one included.
@@ -73,6 +78,7 @@ class StepNotLaunched(RunnerError):
         evidence: Evidence,
         srun_rc: int | None = None,
         hint: str = "",
+        cause: str = "",
         transient: bool = False,
         target: str = "",
         attempts: int = 1,
@@ -83,6 +89,7 @@ class StepNotLaunched(RunnerError):
         self.evidence = evidence
         self.srun_rc = srun_rc
         self.hint = hint
+        self.cause = cause
         self.transient = transient
         self.target = target
         self.attempts = attempts

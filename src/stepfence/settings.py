@@ -127,7 +127,7 @@ class Settings:
         return self.job.job_id if self.job else None
 
     def run_dir_in(self, directory: Path) -> Path:
-        """Return the run directory: the one set, else ``.stepfence/JOBID`` here (``.stepfence/local`` outside a job)."""
+        """Return the run directory: the one set, else ``.stepfence/JOBID`` here (``local`` outside a job)."""
         return directory / (self.run_dir or Path(".stepfence", self.job_id or "local"))
 
 

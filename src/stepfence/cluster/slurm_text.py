@@ -200,8 +200,9 @@ def _job(job: str, first: str, rest: str) -> JobState:
         return "" if match is None or match.group(1) in ("(null)", "None") else match.group(1)
 
     offset = re.match(r"JobId=\d+ HetJobId=\d+ HetJobOffset=(\d+) ", first)
-    end_at = parse_time(value(r"StartTime=\S+ EndTime=(\S+)"))
-    if end_at is None and value(r"RunTime=\S+ TimeLimit=(\S+)") == "UNLIMITED":
+    end = value(r"StartTime=\S+ EndTime=(\S+)")
+    end_at = parse_time(end)
+    if end == "Unknown" and value(r"RunTime=\S+ TimeLimit=(\S+)") == "UNLIMITED":
         end_at = math.inf
     return JobState(
         job_id=job,

@@ -1,0 +1,116 @@
+"""``stepfence``: the command line's top, and the one place that turns errors into exit statuses."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+_COMMANDS = {
+    "run": "stepfence.cli.run",
+    "ledger": "stepfence.cli.ledger",
+}
+"""Each module has a typer app named ``app``; it is imported when its command is asked for."""
+
+_SUMMARIES = {
+    "run": "Run one command in one fenced step.",
+    "ledger": "Read ledgers.",
+}
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _LazyGroup(TyperGroup):
+    """Imports a command's module when the command is asked for, not to list it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        if cmd_name not in sys.argv[1:2]:
+            return TyperCommand(cmd_name, help=_SUMMARIES[cmd_name])
+        return typer.main.get_command(importlib.import_module(_COMMANDS[cmd_name]).app)
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    help="Run commands in Slurm/Pyxis steps, and know which of them provably never ran.\n\n"
+    "Example: stepfence run --image app.sqsh --timeout 300 -- pytest -q",
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def _top() -> None:
+    """Leave everything to the commands."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # What ends the step now must not be cut short by an impatient second signal; it has a deadline of its own.
+    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    raise Stopped(number)
+
+
+def _run(arguments: list[str]) -> int:
+    command: Any = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="stepfence", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except Stopped as stopped:
+        return 128 + stopped.number
+    except (KeyboardInterrupt, typer.Abort):
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong in one line; return the exit status."""
+    from stepfence.errors import BadInput, RunnerError
+
+    message = getattr(error, "format_message", None)
+    if message is not None:  # the command line's own: bad usage
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "stepfence"
+        said = str(message()).strip()
+        if not said or "\n" in said:  # the help that a bare `stepfence` prints
+            print(said)
+        else:
+            print(f"{where}: {said} See {where} --help.", file=sys.stderr)
+        return 2
+    if isinstance(error, BadInput):
+        print(f"stepfence: {error}", file=sys.stderr)
+        return 2
+    if isinstance(error, RunnerError | OSError):
+        print(f"stepfence: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    raise error

@@ -1,0 +1,225 @@
+"""``stepfence run``: one command in one fenced step."""
+
+from __future__ import annotations
+
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+if TYPE_CHECKING:
+    from stepfence import Step, StepNotLaunched, StepResult, StepRunner
+    from stepfence.settings import Settings
+
+NEVER_RAN = 75
+"""Exit status: the command provably never ran (EX_TEMPFAIL of sysexits.h)."""
+MAY_HAVE_RUN = 70
+"""Exit status: the command may have run (EX_SOFTWARE of sysexits.h)."""
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARG]...", help="What to run.")],
+    image: Annotated[str | None, typer.Option(metavar="REF", help="Container image: a squashfs file or a registry reference.")] = None,
+    name: Annotated[str | None, typer.Option(help="Share one container a node among steps that give this name.")] = None,
+    mount: Annotated[list[str], typer.Option(metavar="SRC:DST[:FLAGS]", help="Bind mount into the container.")] = [],  # noqa: B006
+    workdir: Annotated[str | None, typer.Option(metavar="DIR", help="The command's working directory; must exist.")] = None,
+    env: Annotated[list[str], typer.Option(metavar="K[=V]", help="A variable for the command; K alone copies yours.")] = [],  # noqa: B006
+    node: Annotated[str | None, typer.Option(help="The node to run on.")] = None,
+    launcher: Annotated[str, typer.Option(metavar="srun|local|auto", help="auto: srun inside a Slurm job, else local.")] = "auto",
+    run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="On storage that every node sees [.stepfence/JOBID].")] = None,
+    timeout: Annotated[float | None, typer.Option(metavar="S", help="Limit for the command alone.")] = None,
+    launch_deadline: Annotated[float | None, typer.Option(metavar="S", help="Limit until the command starts [60; 3600 with --image].")] = None,
+    retries: Annotated[int | None, typer.Option(metavar="N", help="Attempts in all; 1 disables retrying [3].")] = None,
+    retry_wait: Annotated[float | None, typer.Option(metavar="S", help="The first wait before a retry.")] = None,
+    nodes: Annotated[int, typer.Option(metavar="N", help="As srun's.")] = 1,
+    ntasks: Annotated[int | None, typer.Option(metavar="N", help="As srun's [one a node].")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(metavar="N", help="As srun's.")] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="As srun's.")] = None,
+    mem: Annotated[int | None, typer.Option(metavar="MIB", help="As srun's, in MiB.")] = None,
+    mpi: Annotated[str | None, typer.Option(metavar="KIND", help="As srun's.")] = None,
+    srun_opt: Annotated[list[str], typer.Option(metavar="OPT", help="A further option for srun, as one word.")] = [],  # noqa: B006
+    het_group: Annotated[int | None, typer.Option(metavar="N", help="The component of a heterogeneous job.")] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Forward stdin; without it the command reads /dev/null.")] = False,
+    isolation: Annotated[str | None, typer.Option(metavar="auto|require|none", help="How the command is kept from its fence.")] = None,
+    readonly: Annotated[bool, typer.Option("--readonly", help="The container's root file system cannot be written.")] = False,
+    remap_root: Annotated[bool, typer.Option(help="Appear as root inside the container.")] = True,
+    target: Annotated[str | None, typer.Option(help="The operation's name: attempts left under it are revoked first.")] = None,
+    ledger: Annotated[Path | None, typer.Option(metavar="PATH", help="File or directory [RUN_DIR/ledger/].")] = None,
+    result: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what became of it as JSON.")] = None,
+) -> None:
+    """Run COMMAND in one fenced Slurm step, and again only where it provably never ran.
+
+    Its stdout and stderr come out byte for byte. Exit status: the command's own; 124 when its time limit fired; 75 when
+    it provably never ran; 70 when it may have run. Only --result tells a command's own 70, 75 or 124 from these.
+
+    Example: stepfence run --image app.sqsh --timeout 300 -- sh -c 'make && make test'
+    """
+    from stepfence import BadInput, Container, Isolation, Ledger, RetryPolicy, Step, StepNotLaunched
+    from stepfence.cluster.mounts import parse_mount
+    from stepfence.settings import Settings
+
+    settings = Settings.from_env()
+    if launcher not in ("srun", "local", "auto"):
+        raise BadInput(f"--launcher {launcher!r}: choose srun, local or auto")
+    if isolation is not None and isolation not in list(Isolation):
+        raise BadInput(f"--isolation {isolation!r}: choose auto, require or none")
+    if (mount or name) and image is None and name is None:
+        raise BadInput("--mount needs a container: give --image or --name")
+    container = None
+    if image is not None or name is not None:
+        container = Container(
+            image=image,
+            name=name,
+            mounts=tuple(parse_mount(spec) for spec in mount),
+            writable=not readonly,
+            remap_root=remap_root,
+        )
+    step = Step(
+        command=command,
+        container=container,
+        timeout_s=timeout,
+        launch_deadline_s=launch_deadline,
+        env=_variables(env, settings),
+        workdir=workdir,
+        stdin=sys.stdin.buffer if stdin else None,
+        node=node,
+        nodes=nodes,
+        ntasks=ntasks if ntasks is not None else nodes,
+        cpus_per_task=cpus_per_task,
+        gpus=gpus,
+        mem_mib=mem,
+        mpi=mpi,
+        srun_options=tuple(srun_opt),
+        isolation=Isolation(isolation) if isolation else None,
+        on_stdout=_Writer(sys.stdout.buffer),
+        on_stderr=_Writer(sys.stderr.buffer),
+        keep_bytes=64 * 1024,
+    )
+    directory = run_dir or settings.run_dir_in(Path.cwd())
+    policy = _policy(settings, retries, retry_wait)
+    with Ledger(ledger or settings.ledger or f"{directory}/ledger/") as book:
+        runner = _runner(launcher, settings, directory, book, policy, het_group)
+        try:
+            with runner:
+                outcome: StepResult | StepNotLaunched
+                try:
+                    outcome = runner.run(step, target=target)
+                    outcome.wait_for_srun()
+                except StepNotLaunched as error:
+                    outcome = error
+        finally:
+            sys.stdout.flush()
+    if result is not None:
+        _write_result(result, outcome)
+    raise typer.Exit(_report(outcome))
+
+
+class _Writer:
+    """Write each piece through at once; a reader that has gone away does not end the command."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream: BinaryIO | None = stream
+
+    def __call__(self, data: bytes) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(data)
+            self._stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            self._stream = None
+
+
+def _variables(specs: list[str], settings: Settings) -> dict[str, str]:
+    from stepfence import BadInput
+
+    variables: dict[str, str] = {}
+    for spec in specs:
+        name, given, value = spec.partition("=")
+        if not given and name not in settings.environ:
+            raise BadInput(f"--env {name}: it is not set here: write --env {name}=VALUE")
+        variables[name] = value if given else settings.environ[name]
+    return variables
+
+
+def _policy(settings: Settings, retries: int | None, wait_s: float | None) -> Any:
+    from stepfence import BadInput, RetryPolicy
+
+    attempts = settings.max_attempts if retries is None else retries
+    if attempts < 1:
+        raise BadInput(f"--retries {attempts}: it is the number of attempts in all, at least 1")
+    wait_s = settings.retry_wait_s if wait_s is None else wait_s
+    if wait_s is None:
+        return RetryPolicy(max_attempts=attempts)
+    if wait_s < 0:
+        raise BadInput(f"--retry-wait {wait_s}: give seconds, 0 or more")
+    return RetryPolicy(max_attempts=attempts, wait_initial_s=wait_s)
+
+
+def _runner(
+    launcher: str, settings: Settings, directory: Path, book: Any, policy: Any, het_group: int | None
+) -> StepRunner:
+    from stepfence import Allocation, StepRunner
+
+    if launcher == "local" or (launcher == "auto" and settings.job is None):
+        return StepRunner.local(run_dir=directory, ledger=book, retry=policy, settings=settings)
+    allocation = Allocation.from_env(settings, het_component=het_group)
+    return StepRunner(allocation, run_dir=directory, ledger=book, retry=policy, settings=settings)
+
+
+def _write_result(path: Path, outcome: StepResult | StepNotLaunched) -> None:
+    from stepfence import StepResult
+    from stepfence.fs import write_json
+
+    evidence = outcome.evidence
+    completed = isinstance(outcome, StepResult)
+    common = {
+        "verdict": _verdict(outcome),
+        "provable_non_execution": False if completed else outcome.provable_non_execution,
+        "returncode": outcome.returncode if completed else None,
+        "timed_out": completed and outcome.timed_out,
+        "output_complete": completed and outcome.output_complete,
+        "attempts": outcome.attempts,
+        "srun_rc": outcome.srun_rc,
+        "status": outcome.status,
+        "hint": "" if completed else outcome.hint,
+        "transient": False if completed else outcome.transient,
+        "deadline": evidence.deadline,
+        "node": evidence.node,
+        "step_id": evidence.step_id,
+        "launch_s": outcome.launch_s if completed else None,
+        "duration_s": outcome.duration_s if completed else None,
+        "stderr_tail": evidence.stderr_tail,
+        "isolation": evidence.isolation,
+        "refusal": evidence.refusal,
+        "tasks": [
+            {"task": t.task, "status": t.status, "returncode": t.returncode, "node": t.node} for t in evidence.tasks
+        ],
+    }
+    write_json(path, common)
+
+
+def _verdict(outcome: StepResult | StepNotLaunched) -> str:
+    from stepfence import StepResult
+
+    if isinstance(outcome, StepResult):
+        return str(outcome.verdict)
+    return "NEVER_RAN" if outcome.provable_non_execution else "MAY_HAVE_RUN"
+
+
+def _report(outcome: StepResult | StepNotLaunched) -> int:
+    from stepfence import StepResult
+
+    if isinstance(outcome, StepResult):
+        return outcome.returncode
+    print(f"stepfence: {type(outcome).__name__}: {outcome}", file=sys.stderr)
+    return NEVER_RAN if outcome.provable_non_execution else MAY_HAVE_RUN
+
+

@@ -1,0 +1,125 @@
+"""Reap launched processes behind the caller's back: a result is there before srun has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepfence.launch.process import Process
+
+_PATIENCE_S = 60.0
+"""How long srun may take to end by itself once its step is over: epilogs take their time."""
+
+
+@dataclass(slots=True)
+class _Left:
+    process: Process
+    then: Callable[[], object]
+    until: float
+    told: bool = False
+
+
+class Reaper:
+    """Drain and reap processes in one daemon thread, and end steps that must not go on in threads of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._new: list[_Left] = []
+        self._busy = 0
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._closed = False
+
+    def take(self, process: Process, *, then: Callable[[], object] = lambda: None) -> None:
+        """Reap a process; call ``then`` when it is gone."""
+        if process.poll() is not None:
+            process.close()
+            then()
+            return
+        with self._lock:
+            self._busy += 1
+            self._new.append(_Left(process, then, time.monotonic() + _PATIENCE_S))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stepfence-reaper", daemon=True)
+                self._thread.start()
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Run ``work``, which ends by itself, in a daemon thread; `close` waits for it."""
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._finish()
+
+        with self._lock:
+            self._busy += 1
+        threading.Thread(target=run, name="stepfence-end", daemon=True).start()
+
+    def close(self, timeout_s: float = 15.0) -> bool:
+        """Wait until nothing is left to do; return whether that was so in time."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._busy == 0, timeout_s)
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._busy -= 1
+            self._lock.notify_all()
+
+    def _run(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._wake_read, selectors.EVENT_READ)
+        left: list[_Left] = []
+        while True:
+            selector.select(None if not left else 0.25)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+            with self._lock:
+                fresh, self._new = self._new, []
+            for one in fresh:
+                for descriptor in _descriptors(one.process):
+                    selector.register(descriptor, selectors.EVENT_READ)
+            left += fresh
+            left = [one for one in left if not self._gone(one, selector)]
+
+    def _gone(self, one: _Left, selector: selectors.BaseSelector) -> bool:
+        process = one.process
+        for stream in (process.stdout, process.stderr):
+            _drain(stream.fileno(), selector)
+        if process.poll() is None:
+            if time.monotonic() >= one.until:
+                process.signal_group(signal.SIGKILL) if one.told else process.signal(signal.SIGTERM)
+                one.told, one.until = True, time.monotonic() + 10.0
+            return False
+        for descriptor in _descriptors(process):
+            with contextlib.suppress(KeyError):
+                selector.unregister(descriptor)
+        process.close()
+        try:
+            one.then()
+        finally:
+            self._finish()
+        return True
+
+
+def _descriptors(process: Process) -> list[int]:
+    found = [process.stdout.fileno(), process.stderr.fileno()]
+    return found if process.pidfd is None else [*found, process.pidfd]
+
+
+def _drain(descriptor: int, selector: selectors.BaseSelector) -> None:
+    """Throw away what a pipe holds, so that nobody blocks on it."""
+    with contextlib.suppress(BlockingIOError, OSError):
+        for _ in range(64):
+            if not os.read(descriptor, 65536):
+                with contextlib.suppress(KeyError):
+                    selector.unregister(descriptor)
+                return

@@ -1,0 +1,247 @@
+"""One attempt: spawn, feed the request, watch the streams and the deadlines, decide at the fence."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from stepfence.launch.process import Launcher, Plan, Process
+from stepfence.model import Verdict
+from stepfence.step.classify import Fence, TaskSeen, classify
+from stepfence.step.fence import AttemptFence
+from stepfence.step.output import HeadTail, Sink
+from stepfence.step.pump import Pump
+from stepfence.step.request import Nonces
+from stepfence.step.sentinel import End, Refused, Start, Tail
+from stepfence.step.streams import Streams
+
+_SETTLE_S = 3.0
+"""How long `finished` is waited for once srun is gone: a file server's cache may hide it."""
+_STRAGGLER_S = 2.0
+"""How long the second stream's end is waited for once the first has ended."""
+_DRAIN_S = 0.5
+"""How long a dead process's pipes are read on: a background child may hold them for ever."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one attempt came to."""
+
+    verdict: Verdict
+    tasks: tuple[TaskSeen, ...]
+    starts: dict[int, Start]
+    ends: dict[int, End]
+    refusals: dict[int, Refused]
+    stdout: HeadTail
+    stderr: HeadTail
+    noise: Tail
+    words: Tail
+    deadline: str | None
+    launch_s: float
+    duration_s: float
+    streams_complete: bool
+    process: Process | None = None
+    failure: Exception | None = None
+    needs_end: bool = False
+    spawn_error: str = ""
+
+
+@dataclass(slots=True)
+class _Clock:
+    spawned: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+    lost_at_deadline: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The input and output of one attempt; `run` does it all.
+
+    Args:
+        plan: what to launch.
+        fence: its fence, made before anything is spawned.
+        nonces: its secrets.
+        request: the encoded request.
+        launcher: how it reaches a node.
+        kill_after_s: from TERM to KILL after the time limit.
+        now: a monotonic clock.
+        on_start: called once when the first start sentinel arrives.
+    """
+
+    plan: Plan
+    fence: AttemptFence
+    nonces: Nonces
+    request: bytes
+    launcher: Launcher
+    kill_after_s: float
+    now: Callable[[], float] = time.monotonic
+    on_start: Callable[[], object] | None = None
+    _clock: _Clock = field(default_factory=_Clock)
+
+    def run(self) -> Outcome:
+        """Launch the step and watch it until its outcome is decided.
+
+        The process may outlive the call: `Outcome.process` is the caller's to reap, and to end where `needs_end`.
+
+        Raises:
+            BaseException: whatever interrupted the watch, once the fence was revoked and the step ended.
+        """
+        step = self.plan.step
+        kept = HeadTail(step.keep_bytes), HeadTail(step.keep_bytes)
+        with contextlib.ExitStack() as stack:
+            spools = [self._spool(stack, name) for name in ("stdout", "stderr")]
+            streams = Streams(
+                nonces=self.nonces,
+                ntasks=step.ntasks,
+                stdout=Sink(kept[0], callback=step.on_stdout, spool=spools[0]),
+                stderr=Sink(kept[1], callback=step.on_stderr, spool=spools[1]),
+            )
+            self._clock.spawned = self.now()
+            try:
+                process = self.launcher.launch(self.plan)
+            except OSError as error:
+                return self._outcome(streams, None, fences=(Fence.UNSPAWNED,) * step.ntasks, spawn_error=str(error))
+            try:
+                return self._watch(process, streams)
+            except BaseException:
+                self.fence.revoke()
+                self.launcher.end(
+                    process, step_id=streams.step_id, step_name=self.plan.step_name, patience_s=8.0
+                )
+                process.close()
+                raise
+
+    def _spool(self, stack: contextlib.ExitStack, name: str) -> BinaryIO | None:
+        if self.plan.step.spool_dir is None:
+            return None
+        self.plan.step.spool_dir.mkdir(parents=True, exist_ok=True)
+        return stack.enter_context((self.plan.step.spool_dir / f"{self.fence.name}.{name}").open("xb"))
+
+    def _watch(self, process: Process, streams: Streams) -> Outcome:
+        deadline_name: str | None = None
+        pump = Pump(process, self.request, self.plan.step.stdin, streams)
+        try:
+            while True:
+                deadline_name = self._pass_deadlines(streams)
+                if deadline_name is not None or streams.is_over(self.now(), stragglers_s=_STRAGGLER_S) or pump.is_over(self.now(), _DRAIN_S):
+                    break
+                pump.turn(self._next_wait_s(streams))
+                if streams.starts and self._clock.started is None:
+                    self._clock.started = self.now()
+                    pump.release_stdin()
+                    if self.on_start is not None:
+                        self.on_start()
+        finally:
+            pump.close()
+        return self._decide(process, streams, deadline_name)
+
+    # ---- deadlines ------------------------------------------------------------------------------------------
+
+    def _limits(self) -> tuple[str, float] | None:
+        """Return the deadline that is running now, and when it passes."""
+        step, clock = self.plan.step, self._clock
+        if clock.started is None and not clock.lost_at_deadline:
+            return "launch_deadline_s", clock.spawned + self.plan.launch_deadline_s
+        since = clock.started if clock.started is not None else clock.spawned + self.plan.launch_deadline_s
+        if step.timeout_s is not None:
+            return "grace_s", since + step.timeout_s + self.kill_after_s + step.grace_s
+        return None
+
+    def _pass_deadlines(self, streams: Streams) -> str | None:
+        """Return the name of a deadline that has passed and ends the watch."""
+        limit = self._limits()
+        if limit is None or self.now() < limit[1]:
+            return None
+        if limit[0] == "launch_deadline_s":
+            fences = self.fence.revoke()
+            streams.fences = fences
+            if all(fence is Fence.STARTED for fence in fences):
+                # The command has just started; its time runs from now.
+                self._clock.lost_at_deadline = True
+                return None
+        return limit[0]
+
+    def _next_wait_s(self, streams: Streams) -> float:
+        limit = self._limits()
+        wait = 60.0 if limit is None else max(0.0, limit[1] - self.now())
+        return min(wait, streams.straggler_wait_s(self.now(), _STRAGGLER_S))
+
+    # ---- the decision ---------------------------------------------------------------------------------------
+
+    def _decide(self, process: Process, streams: Streams, deadline: str | None) -> Outcome:
+        ntasks = self.plan.step.ntasks
+        if len(streams.ends) == ntasks:
+            self._clock.ended = self.now()
+            return self._outcome(streams, process, fences=(Fence.STARTED,) * ntasks)
+        fences = self._merge(streams.fences, self.fence.revoke())
+        process.poll()
+        if all(fence is Fence.REVOKED for fence in fences):
+            return self._outcome(streams, process, fences=fences, deadline=deadline, needs_end=True)
+        self._collect_finished(streams, fences, process)
+        self._clock.ended = self.now()
+        return self._outcome(
+            streams, process, fences=fences, deadline=deadline, needs_end=len(streams.ends) < ntasks, lost=True
+        )
+
+    @staticmethod
+    def _merge(before: tuple[Fence, ...], now: tuple[Fence, ...]) -> tuple[Fence, ...]:
+        """A task revoked by us earlier finds its own file: that is no start."""
+        if not before:
+            return now
+        return tuple(b if b is Fence.REVOKED else n for b, n in zip(before, now, strict=True))
+
+    def _collect_finished(self, streams: Streams, fences: tuple[Fence, ...], process: Process) -> None:
+        """Look for `finished` of every task that started, until it is there, or nothing more can come."""
+        give_up_at = self.now() + _SETTLE_S
+        pause = 0.01
+        while True:
+            for task, fence in enumerate(fences):
+                if fence is Fence.STARTED and task not in streams.ends and (end := self.fence.finished(task)):
+                    streams.ends[task] = end
+            missing = [t for t, f in enumerate(fences) if f is Fence.STARTED and t not in streams.ends]
+            if not missing or self.now() >= give_up_at or any(fence is Fence.REVOKED for fence in fences):
+                return
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+
+    def _outcome(
+        self,
+        streams: Streams,
+        process: Process | None,
+        *,
+        fences: tuple[Fence, ...],
+        deadline: str | None = None,
+        needs_end: bool = False,
+        lost: bool = False,
+        spawn_error: str = "",
+    ) -> Outcome:
+        intact = self.fence.is_intact() if Fence.REVOKED in fences else True
+        tasks = tuple(
+            TaskSeen(fence=fence, start_seen=task in streams.starts, end=streams.ends.get(task), witness=intact)
+            for task, fence in enumerate(fences)
+        )
+        clock = self._clock
+        started = clock.started if clock.started is not None else self.now()
+        return Outcome(
+            verdict=classify(tasks),
+            tasks=tasks,
+            starts=streams.starts,
+            ends=streams.ends,
+            refusals=streams.refusals,
+            stdout=streams.stdout.kept,
+            stderr=streams.stderr.kept,
+            noise=streams.noise,
+            words=streams.words,
+            deadline=deadline,
+            launch_s=started - clock.spawned,
+            duration_s=(clock.ended if clock.ended is not None else self.now()) - started,
+            streams_complete=not lost and streams.are_complete,
+            process=process,
+            failure=streams.stdout.failure or streams.stderr.failure,
+            needs_end=needs_end,
+            spawn_error=spawn_error,
+        )

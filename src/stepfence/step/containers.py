@@ -1,0 +1,155 @@
+"""Which Pyxis container a logical name means on a node, and whether its creation has proven itself.
+
+A name that Pyxis knows proves nothing: a failed create leaves a partial root file system under it, and an image given
+for a name that exists is silently ignored. So each creation has a fresh name of our own, and a step enters by name only
+what a creation of this run directory brought as far as its start sentinel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stepfence.errors import BadInput, RunnerError
+from stepfence.fs import write_json
+from stepfence.model import Container
+
+FENCE_TARGET = "/.stepfence"
+"""Where a container has its fence directory."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A container on one node.
+
+    Attributes:
+        real: Pyxis's name for it, without prefix.
+        token: what its root file system carries.
+        image: what it was made from.
+        box: the fence box mounted in it.
+        fresh: it is to be created by this attempt.
+    """
+
+    real: str
+    token: str
+    image: str
+    box: str
+    fresh: bool = False
+
+    @property
+    def rootfs(self) -> str:
+        """What the step script is told to expect."""
+        return f"{'create' if self.fresh else 'exec'}:{self.token}"
+
+
+class ContainerMap:
+    """The named containers of a run directory.
+
+    Args:
+        run_dir: the run directory.
+        prefix: what makes names of this job unique: job id and restart count.
+    """
+
+    def __init__(self, run_dir: Path, *, prefix: str) -> None:
+        self._path = run_dir / "containers"
+        self._prefix = prefix
+
+    @contextlib.contextmanager
+    def entry(self, container: Container, *, image: str | None, node: str, wait_s: float) -> Iterator[Claim]:
+        """Give the container of this name on this node, or the right to create it.
+
+        While one creates, others wait: a step by name on a half-made container breaks it.
+
+        Raises:
+            BadInput: the name is unusable, stands for another image, or does not exist and no image was given.
+            RunnerError: another creation did not end within ``wait_s`` seconds.
+        """
+        name = container.name or ""
+        if not _NAME.match(name):
+            raise BadInput(f"container name {name!r}: use 1 to 64 letters, digits, '_', '.' or '-'")
+        directory = self._path / name
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        record = directory / f"{_safe(node)}.json"
+        with _locked(directory / f"{_safe(node)}.lock", wait_s=wait_s, what=f"container {name!r} on {node}") as unlock:
+            found = _read(record)
+            if found is not None:
+                if image is not None and image != found.image:
+                    raise BadInput(
+                        f"container {name!r} on {node} was made from {found.image}, not from {image}: choose another name"
+                    )
+                unlock()
+                yield Claim(found, record, unlock)
+                return
+            if image is None:
+                raise BadInput(f"container {name!r} does not exist on {node} and no image was given to make it from")
+            token = secrets.token_hex(6)
+            real = f"sf-{self._prefix}-{name[:24]}-{token}"
+            yield Claim(Entry(real, token, image, box=f"c-{token}", fresh=True), record, unlock)
+
+
+class Claim:
+    """A container, and the lock on its creation."""
+
+    def __init__(self, entry: Entry, record: Path, unlock: _Unlock) -> None:
+        self.entry = entry
+        self._record = record
+        self._unlock = unlock
+
+    def created(self) -> None:
+        """The creation has proven itself: from now on others may enter."""
+        if self.entry.fresh:
+            write_json(self._record, {k: v for k, v in asdict(self.entry).items() if k != "fresh"})
+        self._unlock()
+
+
+class _Unlock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def __call__(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait_s: float, what: str) -> Iterator[_Unlock]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    unlock = _Unlock(descriptor)
+    try:
+        give_up_at = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up_at:
+                    raise RunnerError(f"{what} is still being created by somebody else after {wait_s:.0f} s") from None
+                time.sleep(0.05)
+        yield unlock
+    finally:
+        unlock()
+
+
+def _read(path: Path) -> Entry | None:
+    try:
+        found = json.loads(path.read_bytes())
+        return Entry(real=found["real"], token=found["token"], image=found["image"], box=found["box"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is damaged ({error}): remove it, the container is then made anew") from error
+
+
+def _safe(node: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", node)

@@ -1,0 +1,223 @@
+"""The fence: one file per attempt and task that decides, once and for all, whether the command may start.
+
+Layout, below the run directory::
+
+    fences/BOX/step.sh                 what runs on the node; BOX is what one container gets to see
+    fences/BOX/ATTEMPT-nN/attempt.json written before srun is spawned; also the witness
+                          status.K     created exclusively by task K's script, or by the runner to revoke
+                          record.K, limit.K, finished.K    the wrapper's own records
+                          out.K, err.K the output of one of many tasks
+
+Exclusive creation is one operation on the file server (NFS v3 and v4 make it idempotent by a verifier), so that one
+side alone can win it. Whoever finds the file there has lost, whatever is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+import stat
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from stepfence.errors import BadInput
+from stepfence.fs import write_whole
+from stepfence.step.classify import Fence
+from stepfence.step.request import Nonces
+from stepfence.step.sentinel import End, parse_finished
+
+_WITNESS = "attempt.json"
+
+
+class FenceRoot:
+    """All fences of a run directory.
+
+    Args:
+        run_dir: on storage that every node of the allocation sees under the same path.
+
+    Raises:
+        BadInput: the directory cannot be made, or its path cannot be mounted.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = Path(os.path.realpath(run_dir)) / "fences"
+        unusable = set(str(self.path)) & set(",:\n\t ")
+        if unusable:
+            raise BadInput(
+                f"run directory {str(run_dir)!r}: {min(unusable)!r} in its path cannot be mounted by Pyxis: choose another"
+            )
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(
+                f"run directory {str(run_dir)!r} cannot be made: {error.strerror}: choose one with --run-dir"
+            ) from error
+        self._script = render_script()
+        self._boxes: set[str] = set()
+
+    def box(self, name: str) -> Path:
+        """Return the directory that one container, or the bare nodes, get to see; make it where it is new."""
+        path = self.path / name
+        if name not in self._boxes:
+            path.mkdir(mode=0o700, exist_ok=True)
+            write_whole(path / "step.sh", self._script, durable=False)
+            self._boxes.add(name)
+        return path
+
+    def forget(self, name: str) -> None:
+        """Remove a box that served a single attempt, where that attempt is gone."""
+        self._boxes.discard(name)
+        shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def attempt(self, box: str, *, ntasks: int, nonces: Nonces, facts: dict[str, Any]) -> AttemptFence:
+        """Make the directory of a new attempt, before anything is spawned.
+
+        Raises:
+            OSError: it cannot be made: then nothing was spawned and nothing can run.
+        """
+        path = self.box(box) / f"a{secrets.token_hex(8)}-n{ntasks}"
+        path.mkdir(mode=0o700)
+        return AttemptFence.create(path, nonces=nonces, facts=facts)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFence:
+    """The fence of one attempt."""
+
+    path: Path
+    ntasks: int
+    nonces: Nonces | None
+    witness: tuple[int, int, bytes]
+
+    @classmethod
+    def create(cls, path: Path, *, nonces: Nonces, facts: dict[str, Any]) -> AttemptFence:
+        """Write the witness into a fresh directory."""
+        contents = json.dumps({**facts, "witness": secrets.token_hex(8)}).encode() + b"\n"
+        descriptor = os.open(path / _WITNESS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, contents)
+            found = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        return cls(path, _ntasks(path), nonces, (found.st_dev, found.st_ino, contents))
+
+    @classmethod
+    def left_behind(cls, path: Path) -> AttemptFence:
+        """Open the fence of an attempt whose runner is gone; its nonces went with it.
+
+        Raises:
+            OSError: the directory or its witness is not there.
+        """
+        with (path / _WITNESS).open("rb") as file:
+            found = os.fstat(file.fileno())
+            return cls(path, _ntasks(path), None, (found.st_dev, found.st_ino, file.read()))
+
+    @property
+    def name(self) -> str:
+        """The attempt's id."""
+        return self.path.name
+
+    @property
+    def step_name(self) -> str:
+        """The name its Slurm step goes by, so that it can be found and cancelled."""
+        return f"sf-{self.name}"
+
+    def revoke(self) -> tuple[Fence, ...]:
+        """Try to make sure that no task starts any more; return what became of each.
+
+        A task that was revoked before stays so: the file that was created by us says it, and nobody else's is taken for it.
+        """
+        return tuple(self._revoke(task) for task in range(self.ntasks))
+
+    def _revoke(self, task: int) -> Fence:
+        path = self.path / f"status.{task}"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return Fence.STARTED
+        except OSError:
+            return Fence.UNDECIDED
+        # The creation has decided; what it says is for people.
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"revoked\n")
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+        return Fence.REVOKED
+
+    def has_finished(self) -> bool:
+        """Whether any task left a `finished` file. Without the nonce it is a hint, not a result."""
+        return any(os.path.lexists(self.path / f"finished.{task}") for task in range(self.ntasks))
+
+    def is_intact(self) -> bool:
+        """Whether the witness is still there, the same file with the same words."""
+        try:
+            with (self.path / _WITNESS).open("rb") as file:
+                found = os.fstat(file.fileno())
+                return (found.st_dev, found.st_ino, file.read(len(self.witness[2]) + 1)) == self.witness
+        except OSError:
+            return False
+
+    def was_started(self, task: int) -> bool:
+        """Whether a status file is there. False proves nothing."""
+        return os.path.lexists(self.path / f"status.{task}")
+
+    def finished(self, task: int) -> End | None:
+        """Return what the script's file `finished` says of a task, None where it is not there or not whole."""
+        if self.nonces is None:
+            return None
+        try:
+            contents = read_regular(self.path / f"finished.{task}", limit=512)
+        except OSError:
+            return None
+        return parse_finished(contents, self.nonces, task)
+
+    def retire(self) -> None:
+        """Remove the directory of an attempt whose tasks have all ended: renamed away first, so that nothing can begin in it.
+
+        The fence of an attempt that did not complete stays: a late script that holds the directory open would find a
+        name free again that must never be free.
+        """
+        retired = self.path.with_name(f".retired-{self.name}")
+        with contextlib.suppress(OSError):
+            self.path.rename(retired)
+            shutil.rmtree(retired, ignore_errors=True)
+
+
+def render_script() -> bytes:
+    """Return the step script as it is written to a box: without comments, the text of inner.sh in front.
+
+    A shell that had inner.sh open as a file would give the command, by /proc, a way to rewrite what later attempts run.
+    """
+    step, inner = (
+        b"".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith(b"#"))
+        for text in (resources.files("stepfence.step").joinpath(name).read_bytes() for name in ("step.sh", "inner.sh"))
+    )
+    return b"sf_inner='" + inner.replace(b"'", b"'\\''") + b"'\n" + step
+
+
+def read_regular(path: Path, *, limit: int) -> bytes:
+    """Read at most ``limit`` bytes of a regular file; links, devices and FIFOs are refused.
+
+    Raises:
+        OSError: it is not there, not regular, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
+
+
+def _ntasks(path: Path) -> int:
+    digits = path.name.rpartition("-n")[2]
+    if not digits.isdecimal():
+        raise OSError(errno.EINVAL, "not the directory of an attempt", str(path))
+    return int(digits)

@@ -1,0 +1,89 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2015 # A && B || refuse: B never fails after A
+# The inner half of the step script: the process that takes the fence and becomes the command's parent.
+#
+# Where the node allows namespaces it runs twice: first as the first process of a new PID namespace, with privileges,
+# to cover the fence ("full", "userns", ...); then without them ("run"). It knows the start nonce, never the end nonce.
+#
+# Descriptors: 4 the task's stderr, 5 and 6 where the command's output goes, 8 the record, 9 the fence directory.
+# Exit status: 93 refused, 94 could not isolate; neither took the fence.
+
+unset sf_count sf_fence sf_line sf_start
+sf_inner=$1 sf_way=$2 sf_drop=$3 sf_task=$4 sf_attempt=$5 sf_stdin=$6 sf_merge=$7 sf_tasks=$8 sf_uid=$9
+shift 9
+sf_gid=$1
+shift
+
+# ---- cover the fence, drop privileges -----------------------------------------------------------------------
+if [ "$sf_drop" != none ]; then
+  for sf_line in "$@"; do
+    [ ! -d "$sf_line" ] || mount -t tmpfs -o ro,nosuid,nodev,size=4k,mode=555 none "$sf_line" || exit 94
+  done
+  case $sf_drop in
+    setpriv)
+      # Enough for package managers and patches; not enough to mount, unmount, trace or make devices.
+      set -- setpriv --inh-caps=-all --no-new-privs \
+        --bounding-set=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+net_bind_service
+      ;;
+    mapback) set -- unshare --user --map-user="$sf_uid" --map-group="$sf_gid" ;;
+    *) set -- unshare --user --map-root-user ;;
+  esac
+  exec "$@" /bin/sh -c "$sf_inner" stepfence '' "$sf_way" none "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" \
+    "$sf_tasks" "$sf_uid" "$sf_gid"
+fi
+
+sf_refuse() {
+  printf 'stepfence-refused %s %s %s %s\n' "${sf_start:--}" "$sf_task" "$1" "$2" >&4
+  exit 93
+}
+
+# ---- the command --------------------------------------------------------------------------------------------
+# shellcheck disable=SC2034
+NL='
+'
+sf_fence=/proc/self/fd/9
+IFS= read -r sf_line || sf_refuse request-torn "no whole command on stdin"
+eval "set -- $sf_line"
+[ "${1:-}" = sf1 ] && [ "$#" -ge 5 ] && [ "$2" = "$#" ] || sf_refuse request-torn "words are missing"
+sf_start=$3 sf_count=$4
+shift 4
+while [ "$sf_count" -gt 0 ]; do
+  export "${1?}"
+  shift
+  sf_count=$((sf_count - 1))
+done
+export STEPFENCE_ATTEMPT="$sf_attempt"
+command -v -- "$1" >/dev/null || sf_refuse command-missing "$1"
+if [ "$sf_tasks" != 1 ]; then
+  { : >"$sf_fence/out.$sf_task" && : >"$sf_fence/err.$sf_task"; } || sf_refuse record-failed "output files"
+  exec 5>"$sf_fence/out.$sf_task" 6>"$sf_fence/err.$sf_task"
+else
+  exec 5>&1 6>&4
+fi
+[ "$sf_merge" = 0 ] || exec 6>&5
+
+# ---- the fence ----------------------------------------------------------------------------------------------
+# One side alone can create this file; on any error nothing runs.
+set -C
+{ command true >"$sf_fence/status.$sf_task"; } 2>/dev/null || {
+  [ -e "$sf_fence/status.$sf_task" ] && sf_refuse fence-taken "the runner gave this attempt up"
+  sf_refuse fence-error "the status file cannot be created"
+}
+set +C
+printf 'started %s\n' "$sf_way" >&8
+printf 'stepfence-start %s %s %s %s\n' "$sf_start" "$sf_task" "${SLURMD_NODENAME:--}" \
+  "${SLURM_JOB_ID:--}.${SLURM_STEP_ID:--}" >&4
+printf 'stepfence-start %s %s %s %s\n' "$sf_start" "$sf_task" "${SLURMD_NODENAME:--}" \
+  "${SLURM_JOB_ID:--}.${SLURM_STEP_ID:--}"
+exec 9<&-
+sf_run() {
+  exec 4>&- 5>&- 6>&- 8>&-
+  exec "$@"
+}
+if [ "$sf_stdin" = 1 ]; then
+  (sf_run "$@") >&5 2>&6
+else
+  (sf_run "$@") >&5 2>&6 </dev/null
+fi
+printf 'exit %s\n' "$?" >&8
+exit 0

@@ -1,0 +1,145 @@
+"""The request: the two lines that the step script reads from its stdin.
+
+Nothing of them is ever an argument or an environment variable, so no other process of the node can read them. A line
+is a sequence of quoted shell words that the script's own shell evaluates; it carries its word count, so that a torn
+line runs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stepfence.errors import BadInput
+
+PROTOCOL = b"sf1"
+_FIXED_WORDS = 13
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_LIMIT_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Nonces:
+    """The two secrets of an attempt: ``start`` is known to inner.sh, ``end`` to the outer script alone."""
+
+    start: str
+    end: str
+
+    @classmethod
+    def fresh(cls) -> Nonces:
+        """Draw two nonces of 128 bits each."""
+        return cls(secrets.token_hex(16), secrets.token_hex(16))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything the step script is told.
+
+    Attributes:
+        nonces: see `Nonces`.
+        command: the words.
+        env: variables for the command.
+        timeout_s: the command's limit; None means none. Never rounded to 0.
+        kill_after_s: from TERM to KILL once the limit has passed.
+        forwards_stdin: the rest of stdin is the command's; else it reads /dev/null.
+        isolation: ``auto``, ``require`` or ``none``.
+        workdir: the command's working directory, or "" for wherever the script starts.
+        merge_stderr: the command's stderr goes to its stdout.
+        ntasks: with more than one, output goes to files.
+        rootfs: ``-``, ``create:TOKEN`` or ``exec:TOKEN``.
+        uid, gid: the user as seen where the script runs.
+        covers: directories that the command must not see.
+    """
+
+    nonces: Nonces
+    command: Sequence[str]
+    env: Mapping[str, str]
+    timeout_s: float | None
+    kill_after_s: float
+    forwards_stdin: bool
+    isolation: str
+    workdir: str
+    merge_stderr: bool
+    ntasks: int
+    rootfs: str
+    uid: int
+    gid: int
+    covers: Sequence[str]
+
+    def encode(self) -> bytes:
+        """Return the two lines.
+
+        Raises:
+            BadInput: the command or a variable cannot be passed on.
+        """
+        outer: list[bytes] = [
+            self.nonces.end.encode(),
+            b"-" if self.timeout_s is None else _seconds(self.timeout_s),
+            _seconds(self.kill_after_s),
+            b"%d" % self.forwards_stdin,
+            self.isolation.encode(),
+            os.fsencode(self.workdir),
+            b"%d" % self.merge_stderr,
+            b"%d" % self.ntasks,
+            self.rootfs.encode(),
+            b"%d" % self.uid,
+            b"%d" % self.gid,
+            *map(os.fsencode, self.covers),
+        ]
+        inner = [
+            self.nonces.start.encode(),
+            b"%d" % len(self.env),
+            *(_assignment(name, value) for name, value in self.env.items()),
+            *_command_words(self.command),
+        ]
+        lines = _line(outer) + _line(inner)
+        if len(lines) > _LIMIT_BYTES:
+            raise BadInput(
+                f"command and environment take {len(lines)} bytes, more than {_LIMIT_BYTES}: pass large data by stdin or a file"
+            )
+        return lines
+
+
+def quote(word: bytes) -> bytes:
+    """Quote one word for the script's shell: any byte but NUL, on one line.
+
+    A newline becomes ``'"$NL"'``: the script sets NL. Every other byte stands for itself between single quotes.
+
+    >>> quote(b"it's")
+    b"'it'\\\\''s'"
+    """
+    return b"'" + word.replace(b"'", b"'\\''").replace(b"\n", b"'\"$NL\"'") + b"'"
+
+
+def _line(words: Sequence[bytes]) -> bytes:
+    count = b"%d" % (len(words) + 2)
+    for word in words:
+        if b"\0" in word:
+            raise BadInput(f"{word[:60]!r} holds a NUL byte, which no command line can carry: remove it")
+    return b" ".join([PROTOCOL, count, *map(quote, words)]) + b"\n"
+
+
+def _seconds(value: float) -> bytes:
+    return b"%.3f" % max(value, 0.001)
+
+
+def _assignment(name: str, value: str) -> bytes:
+    if not _NAME.match(name):
+        raise BadInput(f"{name!r} is not a variable name: use letters, digits and '_'")
+    if name.startswith("sf_"):
+        raise BadInput(f"variable {name!r}: names that begin with 'sf_' belong to the step script: rename it")
+    return os.fsencode(f"{name}={value}")
+
+
+def _command_words(command: Sequence[str]) -> list[bytes]:
+    if isinstance(command, str):
+        raise BadInput(f"command {command[:60]!r} is one string: pass a list of words, or ['sh', '-c', {command[:60]!r}]")
+    words = [os.fsencode(word) for word in command]
+    if not words or not words[0]:
+        raise BadInput("the command is empty: give at least one word")
+    if words[0].startswith(b"-"):
+        raise BadInput(f"command {command[0]!r} begins with '-': name a program, e.g. ./{command[0]}")
+    return words

@@ -1,0 +1,196 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2015 # A && B || refuse: B never fails after A
+# The step script: it runs on the node, asks the fence whether the command may start, starts it once, and tells
+# how it ended. POSIX sh (dash, bash and busybox ash run it); nothing of the image is needed but /bin/sh.
+#
+# Sourced by the bootstrap in argv with $1, the fence root as it is seen here, and $2, the attempt's directory in
+# it. Everything else arrives on stdin as two lines of quoted shell words: this shell reads the first, inner.sh the
+# second. The end nonce stays in this shell alone: the command shares no process, argument list, environment or
+# file with it.
+#
+# The text of inner.sh is in sf_inner, set in front of this file where it is written to the fence box: a shell that has
+# its script open as a file would give the command, by /proc, a way to rewrite what later attempts run.
+#
+# Descriptors: 4 the task's stderr, 8 the record, 9 the fence directory.
+# Exit status: 0 when both end sentinels are out; 93 when the command was refused.
+
+# An image could define these, and what the environment defines is exported when it is assigned.
+unset sf_attempt sf_drop sf_end sf_exit sf_gid sf_isolation sf_key sf_kids sf_kill sf_limit sf_line sf_merge sf_mode sf_nap \
+  sf_one sf_pid sf_pids sf_rc sf_rest sf_rootfs sf_self sf_stdin sf_survivors sf_task sf_tasks sf_token sf_top sf_uid \
+  sf_value sf_watch sf_way sf_workdir sf_wrap
+unset IFS
+set -f
+sf_attempt=$2 sf_dir=$1/$2 sf_end=- sf_task=${SLURM_PROCID:-0}
+# shellcheck disable=SC2034 # NL stands for a newline inside the quoted words of a request.
+NL='
+'
+exec 4>&2
+
+sf_refuse() {
+  printf 'stepfence-refused %s %s %s %s\n' "$sf_end" "$sf_task" "$1" "$2" >&4
+  exit 93
+}
+
+# ---- the request --------------------------------------------------------------------------------------------
+case $sf_task in *[!0-9]*) sf_refuse request-torn "SLURM_PROCID is not a number" ;; esac
+IFS= read -r sf_line || sf_refuse request-torn "no whole request on stdin"
+eval "set -- $sf_line"
+[ "${1:-}" = sf1 ] && [ "$#" -ge 13 ] && [ "$2" = "$#" ] || sf_refuse request-torn "words are missing"
+sf_end=$3 sf_limit=$4 sf_kill=$5 sf_stdin=$6 sf_isolation=$7 sf_workdir=$8 sf_merge=$9
+shift 9
+sf_tasks=$1 sf_rootfs=$2 sf_uid=$3 sf_gid=$4
+shift 4 # what is left are the directories to cover before the command starts
+
+# ---- is this the right place? -------------------------------------------------------------------------------
+[ -d "$sf_dir" ] && [ ! -L "$sf_dir" ] || sf_refuse no-fence "$sf_dir"
+[ ! -e "$sf_dir/status.$sf_task" ] || sf_refuse fence-taken "$sf_dir"
+
+# A root file system of ours carries a token. Another one's, and somebody else's image is under this name; none,
+# and its creation never finished.
+case $sf_rootfs in
+  create:*) { printf '%s\n' "${sf_rootfs#create:}" >/.stepfence-rootfs; } 2>/dev/null ;;
+  exec:*)
+    sf_token=
+    { IFS= read -r sf_token </.stepfence-rootfs; } 2>/dev/null
+    [ -n "$sf_token" ] || sf_refuse half-made-rootfs "it has no mark of a finished creation"
+    [ "$sf_token" = "${sf_rootfs#exec:}" ] || sf_refuse wrong-rootfs "it was made by another creation"
+    ;;
+esac
+if [ -n "$sf_workdir" ]; then
+  cd -- "$sf_workdir" 2>/dev/null || sf_refuse workdir-missing "$sf_workdir"
+fi
+if [ "$sf_limit" != - ]; then
+  command -v sleep >/dev/null || sf_refuse sleep-missing "no sleep in PATH"
+  case $sf_limit$sf_kill in
+    *.*) # a sleep that takes whole seconds only would make an error of 0.5, or no limit
+      sleep 0.001 2>/dev/null || sf_limit=$((${sf_limit%%.*} + 1)) sf_kill=$((${sf_kill%%.*} + 1))
+      ;;
+  esac
+fi
+{ : >>"$sf_dir/record.$sf_task"; } 2>/dev/null || sf_refuse record-failed "$sf_dir"
+exec 8>>"$sf_dir/record.$sf_task" 9<"$sf_dir"
+# The shell's own words about a killed child are not the command's stderr.
+exec 2>/dev/null
+
+# ---- the watch over the time limit --------------------------------------------------------------------------
+# It runs outside the command's namespaces: the command can neither see it nor stop it.
+sf_read_record() {
+  sf_mode='' sf_exit=-
+  while read -r sf_key sf_value; do
+    case $sf_key in
+      started) sf_mode=$sf_value ;;
+      exit) sf_exit=$sf_value ;;
+    esac
+  done <"$sf_dir/record.$sf_task"
+  case $sf_mode in '' | none | full | userns | root-userns) ;; *) sf_mode=unknown ;; esac
+  case $sf_exit in '' | *[!0-9]* | ????*) sf_exit=- ;; esac
+}
+
+sf_children() { # set sf_kids to the children of $1
+  sf_kids=
+  for sf_one in "/proc/$1/task/"*/children; do
+    sf_rest=
+    read -r sf_rest <"$sf_one"
+    sf_kids="$sf_kids $sf_rest"
+  done
+}
+
+sf_below() { # add every pid below $1 to sf_pids, but for the watch's own
+  sf_children "$1"
+  for sf_pid in $sf_kids; do
+    [ "$sf_pid" = "$sf_self" ] || { sf_pids="$sf_pids $sf_pid" && sf_below "$sf_pid"; }
+  done
+}
+
+sf_watch() {
+  trap 'kill "$sf_nap"; exit 0' TERM
+  read -r sf_self sf_rest </proc/self/stat
+  sleep "$sf_limit" &
+  sf_nap=$!
+  wait "$sf_nap" || exit 0
+  set +f
+  sf_read_record
+  [ -n "$sf_mode" ] || exit 0
+  sf_pids='' && sf_below $$
+  # The first below this shell is inner.sh, or unshare and then the PID namespace's first process.
+  # shellcheck disable=SC2086 # words on purpose, here and below
+  set -- $sf_pids
+  [ "$sf_mode" = none ] || shift
+  sf_top=${1:-}
+  [ -n "$sf_top" ] && printf 'limit\n' >"$sf_dir/limit.$sf_task" || exit 0
+  sf_pids='' && sf_below "$sf_top"
+  # shellcheck disable=SC2086
+  kill -TERM $sf_pids
+  sleep "$sf_kill" &
+  sf_nap=$!
+  wait "$sf_nap"
+  for sf_key in 1 2 3; do # again for what was forked meanwhile
+    sf_pids='' && sf_below "$sf_top"
+    # shellcheck disable=SC2086
+    [ -z "$sf_pids" ] || kill -KILL $sf_pids
+  done
+  [ "$sf_mode" = none ] || kill -KILL "$sf_top" # and with it the namespace
+}
+
+sf_watch=
+if [ "$sf_limit" != - ]; then
+  sf_watch </dev/null >/dev/null 4>&- 8>&- 9<&- &
+  sf_watch=$!
+fi
+
+# ---- the command --------------------------------------------------------------------------------------------
+# Each way is tried until the fence is taken or the command is refused; a way that fails took no fence.
+sf_try() { # $1 way, $2 how privileges are dropped; sf_wrap what runs inner.sh; then the directories to cover
+  [ "$sf_rc" != 93 ] && [ ! -e "$sf_dir/status.$sf_task" ] || return 0
+  sf_way=$1 sf_drop=$2
+  shift 2
+  # shellcheck disable=SC2086,SC2154
+  $sf_wrap /bin/sh -c "$sf_inner" stepfence "$sf_inner" "$sf_way" "$sf_drop" "$sf_task" "$sf_attempt" "$sf_stdin" \
+    "$sf_merge" "$sf_tasks" "$sf_uid" "$sf_gid" "$@"
+  sf_rc=$?
+}
+
+sf_rc=0
+if [ "$sf_isolation" != none ] && command -v unshare >/dev/null; then
+  sf_wrap='unshare --mount --pid --fork --mount-proc'
+  if [ "$sf_uid" = 0 ]; then
+    command -v setpriv >/dev/null && sf_try full setpriv "$@"
+    sf_try full userns "$@"
+  fi
+  sf_wrap='unshare --user --map-root-user --mount --pid --fork --mount-proc'
+  if [ "$sf_uid" != 0 ]; then
+    sf_try userns mapback "$@"
+    command -v setpriv >/dev/null && sf_try root-userns setpriv "$@"
+  fi
+  sf_try root-userns userns "$@"
+fi
+if [ "$sf_isolation" = require ]; then
+  [ "$sf_rc" = 93 ] || [ -e "$sf_dir/status.$sf_task" ] || sf_refuse no-isolation "no way of unshare works here"
+fi
+sf_wrap=''
+sf_try none none
+[ "$sf_rc" != 93 ] || exit 93
+
+# ---- how it ended -------------------------------------------------------------------------------------------
+[ -z "$sf_watch" ] || { kill "$sf_watch" && wait "$sf_watch"; }
+sf_read_record
+sf_limit=0
+[ ! -e "$sf_dir/limit.$sf_task" ] || sf_limit=1
+sf_survivors=-
+if [ "$sf_mode" = none ]; then
+  set +f
+  sf_pids=
+  command -v grep >/dev/null || sf_pids=,unknown
+  # shellcheck disable=SC2013 # paths of pids have no blanks
+  for sf_one in $(grep -l -a -F "STEPFENCE_ATTEMPT=$sf_attempt" /proc/[0-9]*/environ); do
+    sf_one=${sf_one#/proc/}
+    sf_pids="$sf_pids,${sf_one%/environ}"
+  done
+  [ -z "$sf_pids" ] || sf_survivors=${sf_pids#,}
+fi
+# The reader of the streams may be gone: `finished` is written all the same.
+trap '' PIPE
+printf 'stepfence-end %s %s %s %s %s %s\n' "$sf_end" "$sf_task" "$sf_exit" "$sf_limit" "${sf_mode:--}" "$sf_survivors"
+printf 'stepfence-end %s %s %s %s %s %s\n' "$sf_end" "$sf_task" "$sf_exit" "$sf_limit" "${sf_mode:--}" "$sf_survivors" >&4
+printf '%s %s %s %s\n' "$sf_end" "$sf_exit" "$sf_limit" "$sf_end" >"$sf_dir/finished.$sf_task"
+exit 0

@@ -1,0 +1,107 @@
+"""Which attempts belong to a target, so that whoever takes over its work can revoke what a dead runner left."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from stepfence.fs import write_json
+from stepfence.step.fence import AttemptFence
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, told apart from any other that ever had its pid.
+
+    Start ticks since boot, not a wall-clock time: a clock correction must not make a live process look recycled.
+    """
+
+    host: str
+    boot_id: str
+    pid: int
+    start_ticks: int
+    pid_namespace: str
+
+    @classmethod
+    def of_this_process(cls) -> Owner:
+        """Return who we are."""
+        return cls(socket.gethostname(), _boot_id(), os.getpid(), _start_ticks(os.getpid()) or 0, _pid_namespace())
+
+    def is_alive(self) -> bool | None:
+        """Whether the process still runs; None where this machine cannot tell."""
+        if (self.host, self.pid_namespace) != (socket.gethostname(), _pid_namespace()):
+            return None
+        if self.boot_id != _boot_id():
+            return False
+        return psutil.pid_exists(self.pid) and _start_ticks(self.pid) == self.start_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """An attempt that is on record for a target."""
+
+    fence: AttemptFence
+    owner: Owner
+    record: Path
+
+
+class Targets:
+    """The attempts of named targets below a run directory.
+
+    Args:
+        run_dir: the run directory.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "targets"
+        self._me = Owner.of_this_process()
+
+    def record(self, target: str, fence: AttemptFence) -> Path:
+        """Write down an attempt before it is spawned; return the record, to be removed once its outcome is known."""
+        directory = self._of(target)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = directory / f"{fence.name}.json"
+        write_json(path, {"fence": str(fence.path), "target": target, "owner": asdict(self._me)}, durable=False)
+        return path
+
+    def left(self, target: str) -> Iterator[Left]:
+        """Give every attempt on record; those of an unreadable record or a vanished fence are given as far as known.
+
+        Raises:
+            OSError: a fence that is on record cannot be opened: nothing can be revoked.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            for path in sorted(self._of(target).glob("*.json")):
+                found = json.loads(path.read_bytes())
+                yield Left(AttemptFence.left_behind(Path(found["fence"])), Owner(**found["owner"]), path)
+
+    def _of(self, target: str) -> Path:
+        return self._path / hashlib.sha256(target.encode()).hexdigest()[:32]
+
+
+def _boot_id() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _pid_namespace() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot: field 22 of proc(5)'s stat."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
