@@ -110,14 +110,11 @@ def test_an_end_that_cannot_be_read_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    "complaint",
-    ["ctldown_squeue_steps.stderr.txt", "ctldhung_squeue_steps.stderr.txt", "no_slurm_conf_squeue.stderr.txt"],
-)
+@pytest.mark.parametrize("complaint", ["ctldown_squeue_steps", "ctldhung_squeue_steps", "no_slurm_conf_squeue"])
 def test_a_controller_that_is_down_hangs_or_is_not_configured_leaves_every_question_open(
     version: str, complaint: str
 ) -> None:
-    failed = Answer(1, stderr=sample(version, complaint))
+    failed = Answer(1, stderr=sample(version, f"{complaint}.stderr.txt"))
     slurm, _ = slurm_with(squeue=failed, scontrol_show_step=failed, scontrol_show_job=failed, scancel=failed)
     for question in (
         lambda: slurm.end_time("77"),

@@ -84,6 +84,8 @@ def _with_scheme(ref: str, scheme: str, rest: str) -> str:
 
 
 def _registry_reference(ref: str, body: str) -> str:
+    if body.startswith(("#", "@")) or "@#" in body:
+        raise _bad(ref, "a name is missing before '#' or '@'", "give [USER@][HOST#]REPO[:TAG]")
     user, host, image = _split(body)
     if user and not _USER.match(user):
         raise _bad(ref, f"{user!r} is no user name", "give USER@HOST#REPO[:TAG]")
