@@ -245,3 +245,15 @@ def test_the_configuration_and_other_commands_are_asked_for() -> None:
     assert slurm.ask(["sinfo", "-h"]) == "node1 idle\n"
     with pytest.raises(SlurmUnavailable, match="named no version"):
         slurm.version()
+
+
+def test_of_an_arrays_steps_those_of_the_jobs_own_task_are_listed() -> None:
+    step = sample("22.05.8", "scontrol_show_step_arraytask.stdout.txt")
+    job = "JobId=6 ArrayJobId=6 ArrayTaskId=2 JobName=x\n   JobState=RUNNING Reason=None Dependency=(null)\n"
+    slurm, fake = slurm_with(
+        scontrol_show_step=Answer(0, step + step.replace("6_1.", "6_2.").replace("batch", "0")),
+        scontrol_show_job=Answer(0, job),
+    )
+    for _ in range(2):
+        assert [found.step_id for found in slurm.list_steps("6", step_manager=True).steps] == ["6.0"]
+    assert [argv[2] for argv in fake.asked] == ["step", "job", "step"]

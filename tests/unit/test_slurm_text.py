@@ -77,8 +77,16 @@ def test_scontrol_lists_steps_with_their_names(version: str) -> None:
 
 
 def test_an_arrays_step_is_given_the_jobs_own_id() -> None:
-    steps = slurm_text.parse_scontrol_steps(sample("22.05.8", "scontrol_show_step_arraytask.stdout.txt"), job="8")
+    steps = slurm_text.parse_scontrol_steps(
+        sample("22.05.8", "scontrol_show_step_arraytask.stdout.txt"), job="8", array_task="6_1"
+    )
     assert [step.step_id for step in steps] == ["8.batch"]
+
+
+def test_the_steps_of_an_arrays_other_tasks_are_left_out() -> None:
+    text = sample("22.05.8", "scontrol_show_step_arraytask.stdout.txt")
+    assert slurm_text.parse_scontrol_steps(text, job="6", array_task="6_2") == ()
+    assert slurm_text.parse_scontrol_steps(text, job="6") == ()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -216,3 +224,10 @@ def test_a_complaint_is_cut_down_to_what_it_says(version: str) -> None:
     assert slurm_text.first_words(sample(version, "ctldown_scancel_job.stderr.txt")).endswith("(connect failure)")
     assert slurm_text.first_words("\nsqueue: error: no\nmore") == "no"
     assert slurm_text.first_words("") == ""
+
+
+def test_a_job_of_an_array_tells_its_place() -> None:
+    text = sample("22.05.8", "scontrol_show_job_running.stdout.txt")
+    job = slurm_text.parse_job(text.replace("JobId=1 ", "JobId=1 ArrayJobId=4 ArrayTaskId=2 "), job="1")
+    assert job is not None
+    assert job.array_task == "4_2"

@@ -55,7 +55,7 @@ class Slurm:
         self._env = slurm_environment(environ)
         self._commands = commands
         self._deadline_s = deadline_s
-        self._step_managers: dict[str, bool] = {}
+        self._jobs: dict[str, JobState | None] = {}
 
     def end_time(self, job: str, *, deadline_s: float | None = None) -> float:
         """Return when Slurm ends the job, in UTC epoch seconds; infinity where it has no time limit.
@@ -116,7 +116,8 @@ class Slurm:
             SlurmUnavailable: no answer.
         """
         if step_manager is None:
-            step_manager = self._has_step_manager(check_job_id(job))
+            state = self._job_once(job)
+            step_manager = state is not None and state.step_manager
         if step_manager:
             return StepListing(job, self._scontrol_steps(job), by_step_manager=True)
         argv = ["squeue", "--noheader", "--steps", f"--jobs={check_job_id(job)}", f"--Format={slurm_text.STEP_FORMAT}"]
@@ -202,11 +203,11 @@ class Slurm:
         self._require_success(argv, answer)
         return answer.stdout
 
-    def _has_step_manager(self, job: str) -> bool:
-        if job not in self._step_managers:
-            state = self.job_state(job)
-            self._step_managers[job] = state is not None and state.step_manager
-        return self._step_managers[job]
+    def _job_once(self, job: str) -> JobState | None:
+        """Ask for what does not change while a job runs: its step manager and its place in an array."""
+        if job not in self._jobs:
+            self._jobs[job] = self.job_state(job)
+        return self._jobs[job]
 
     def _scontrol_steps(self, job: str) -> tuple[StepInfo, ...]:
         argv = ["scontrol", "show", "step", check_job_id(job)]
@@ -214,7 +215,8 @@ class Slurm:
         if answer.returncode != 0 and (_NO_STEPS.search(answer.stdout) or _JOB_GONE.search(answer.stderr)):
             return ()
         self._require_success(argv, answer)
-        return slurm_text.parse_scontrol_steps(answer.stdout, job=job)
+        state = self._job_once(job) if "_" in answer.stdout else None
+        return slurm_text.parse_scontrol_steps(answer.stdout, job=job, array_task=state.array_task if state else "")
 
     def _ask(self, argv: Sequence[str], *, deadline_s: float | None = None) -> Answer:
         return self._commands(argv, env=self._env, deadline_s=self._deadline_s if deadline_s is None else deadline_s)

@@ -107,6 +107,7 @@ class JobState:
         end_at: UTC epoch seconds; infinity without a time limit, None while it is unknown.
         step_manager: whether a step manager serves its steps (``StepMgrEnabled=Yes``).
         het_group: its place in a heterogeneous job, or None.
+        array_task: ``ARRAY_TASK`` where it is one of an array, as its steps are shown by scontrol; else "".
     """
 
     job_id: str
@@ -117,6 +118,7 @@ class JobState:
     end_at: float | None = None
     step_manager: bool = False
     het_group: int | None = None
+    array_task: str = ""
 
 
 def check_job_id(job: str) -> str:
@@ -161,17 +163,17 @@ def _squeue_step(line: str) -> StepInfo:
     )
 
 
-def parse_scontrol_steps(text: str, *, job: str) -> tuple[StepInfo, ...]:
+def parse_scontrol_steps(text: str, *, job: str, array_task: str = "") -> tuple[StepInfo, ...]:
     """Read ``scontrol show step JOB``.
 
     Slurm may list more than it was asked for (``show step JOB.7`` lists all where a step manager serves the job): match
-    ids exactly. An array's steps come as ``ARRAY_TASK.STEP``; they are given the job's own id.
+    ids exactly. An array's steps come as ``ARRAY_TASK.STEP``, for the array's last job those of all its tasks: the ones of
+    ``array_task`` are taken, and given the job's own id.
     """
     steps = []
     for match in _SCONTROL_STEP.finditer(text):
         suffix = _STEP_SUFFIX.match(match["step"])
-        shown_job = match["step"].partition(".")[0]
-        if suffix and (shown_job == job or "_" in shown_job):
+        if suffix and match["step"].partition(".")[0] in (job, array_task):
             steps.append(
                 StepInfo(
                     step_id=f"{job}.{suffix.group(1)}",
@@ -200,6 +202,7 @@ def _job(job: str, first: str, rest: str) -> JobState:
         return "" if match is None or match.group(1) in ("(null)", "None") else match.group(1)
 
     offset = re.match(r"JobId=\d+ HetJobId=\d+ HetJobOffset=(\d+) ", first)
+    array = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", first)
     end = value(r"StartTime=\S+ EndTime=(\S+)")
     end_at = parse_time(end)
     if end == "Unknown" and value(r"RunTime=\S+ TimeLimit=(\S+)") == "UNLIMITED":
@@ -213,6 +216,7 @@ def _job(job: str, first: str, rest: str) -> JobState:
         end_at=end_at,
         step_manager=value(r"StepMgrEnabled=(\S+)") == "Yes",
         het_group=int(offset.group(1)) if offset else None,
+        array_task=f"{array.group(1)}_{array.group(2)}" if array else "",
     )
 
 
