@@ -160,19 +160,27 @@ static bool is_root_directory(const char *path)
 struct unpacking {
     char image[PATH_MAX];
     bool directory;
-    char *names[NAMES_MAX]; /* at the top level, in the image's own order */
-    int count;
+    char *names[NAMES_MAX]; /* at the top level: first those with programs in them */
+    int count, half;
 };
 
-static void add_name(struct unpacking *what, const char *name)
+static bool holds_programs(const char *name)
 {
-    if (what->count < NAMES_MAX)
-        what->names[what->count++] = strdup(name);
+    return strcmp(name, "bin") == 0 || strcmp(name, "sbin") == 0 || strcmp(name, "usr") == 0 ||
+           strncmp(name, "lib", 3) == 0;
 }
 
+static int programs_first(const void *left, const void *right)
+{
+    const char *a = *(char *const *)left, *b = *(char *const *)right;
+
+    return holds_programs(a) != holds_programs(b) ? holds_programs(b) - holds_programs(a) : strcmp(a, b);
+}
+
+/* The first half holds the programs and half of the rest, so that commands run in a half-made rootfs. */
 static void list_names(struct unpacking *what)
 {
-    int fd = memfd_create("names", MFD_CLOEXEC);
+    int fd = memfd_create("names", MFD_CLOEXEC), programs = 0;
     FILE *listing = fdopen(fd, "r");
     char *line = NULL, *name;
     size_t size = 0;
@@ -184,14 +192,18 @@ static void list_names(struct unpacking *what)
     else
         run_into(fd, (char *[]){"unsquashfs", "-l", "-max-depth", "1", what->image, NULL});
     lseek(fd, 0, SEEK_SET);
-    while (getline(&line, &size, listing) > 0) {
+    while (what->count < NAMES_MAX && getline(&line, &size, listing) > 0) {
         line[strcspn(line, "\n")] = '\0';
         name = strrchr(line, '/');
-        if (name != NULL)
-            add_name(what, name + 1);
+        if (name == NULL)
+            continue;
+        programs += holds_programs(name + 1);
+        what->names[what->count++] = strdup(name + 1);
     }
     free(line);
     fclose(listing);
+    qsort(what->names, (size_t)what->count, sizeof(*what->names), programs_first);
+    what->half = programs + (what->count - programs + 1) / 2;
 }
 
 /* Unpack the names from one up to another; all of the image if there are none. */
@@ -255,7 +267,7 @@ static struct mishap foresee(const struct container *container)
  * fails: so do we. */
 static int unpack_in_halves(const struct unpacking *what, const char *rootfs, const struct mishap *mishap)
 {
-    int half = (what->count + 1) / 2, rc = unpack(what, rootfs, 0, half);
+    int half = what->half, rc = unpack(what, rootfs, 0, half);
     char path[2 * PATH_MAX];
     struct stat st;
 
