@@ -62,8 +62,10 @@ def test_further_forms_are_normalised(ref: str, image: str) -> None:
 @pytest.mark.parametrize(
     "ref",
     ["https://reg.example.org/app", "file:///a.sqsh", "oci:x://y", "~/a.sqsh", "/a b.sqsh", "/a\nb.sqsh", "app:",
-     "app:-x", "app@sha256:12", "#app", "reg#", "bad host#app", "/a\x00", "a//b", "-app", "reg.example.org/", ":5000/app",
-     "app,other", "@app", "u@#app", "a b#c", "dockerd://", "dockerd://a b", "app#b#c", "host:port#app", "u/v@reg.io#app",
+     "app:-x", "app@sha256:12",
+     "#app", "reg#", "bad host#app", "/a\x00", "a//b", "-app", "reg.example.org/", ":5000/app",
+     "app,other",
+     "@app", "u@#app", "a b#c", "dockerd://", "dockerd://a b", "app#b#c", "host:port#app", "u/v@reg.io#app",
      "app:" + "t" * 129],
 )  # fmt: skip
 def test_what_is_no_reference_is_refused_with_a_form_that_works(ref: str) -> None:

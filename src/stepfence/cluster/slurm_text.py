@@ -167,8 +167,8 @@ def parse_scontrol_steps(text: str, *, job: str, array_task: str = "") -> tuple[
     """Read ``scontrol show step JOB``.
 
     Slurm may list more than it was asked for (``show step JOB.7`` lists all where a step manager serves the job): match
-    ids exactly. An array's steps come as ``ARRAY_TASK.STEP``, for the array's last job those of all its tasks: the ones of
-    ``array_task`` are taken, and given the job's own id.
+    ids exactly. An array's steps come as ``ARRAY_TASK.STEP``, for the array's last job those of all its tasks: the ones
+    of ``array_task`` are taken, and given the job's own id.
     """
     steps = []
     for match in _SCONTROL_STEP.finditer(text):
