@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from testcluster import configuration, machine, network, packages, plugin
-from testcluster.daemons import READY_S, Daemon, slurm_version, write
+from testcluster.daemons import READY_S, Daemon, recorded, slurm_version, write
 from testcluster.errors import ClusterError
 from testcluster.node import Node
 from testcluster.settings import SUBMIT, Description, Layout, NodeLayout, Settings, Site
@@ -21,7 +22,7 @@ _GOODBYE_S = 1.5
 # What `up` may find in a directory without a cluster: `image`, and a first `up` that failed, leave these.
 _HARMLESS = {"images", "lock", "lib"}
 _KEPT = {"images", "lock", "lib", "log", "home", "db", "cluster.json"}
-_FIT = ("idle", "mixed", "allocated", "completing")
+_FIT = {"idle", "mixed", "allocated", "completing"}
 
 
 class Cluster:
@@ -74,13 +75,16 @@ class Cluster:
         _refuse_foreign(layout)
         with machine.locked(layout.lock):
             found = Description.load(layout.description)
-            if found is not None and found.running:
+            if found is not None and found.running and _has_life(layout):
                 if settings not in (None, found.settings):
                     raise ClusterError(f"{layout.root} runs a cluster with other settings: end it with `down` first")
                 cluster, new = cls(layout, found), False
             else:
                 wanted = settings or Settings()
                 _install(wanted)
+                if found is not None and found.running:
+                    # Ended without `down`, by a reboot or before its first daemon.
+                    _unplug(layout, found)
                 _clear(layout)
                 cluster, new = cls(layout, machine.claim_slot(layout.root, wanted)), True
             cluster._bring_up(new=new)
@@ -162,10 +166,20 @@ class Cluster:
             return subprocess.CompletedProcess(command, 124, "", f"no answer in {timeout_s} s")
 
     def node_states(self) -> dict[str, str]:
-        """Return what slurmctld says of each node ("idle", "mixed", "down*", ...); empty when it does not answer."""
-        answer = self.slurm("sinfo", "--noheader", "--Node", "--format=%N %T")
-        pairs = [line.split() for line in answer.stdout.splitlines()]
-        return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+        """Return what slurmctld says of each node; empty when it does not answer.
+
+        The words are scontrol's in lower case: "idle", "mixed", "idle+drain", "down*" (does not answer), ... A node is
+        "unregistered" until its slurmd has come forward since slurmctld started: Slurm then calls it idle, as it was
+        before, and yet gives no job to it.
+        """
+        answer = self.slurm("scontrol", "--oneliner", "show", "nodes")
+        states = {}
+        for line in answer.stdout.splitlines():
+            fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+            if "NodeName" in fields and "State" in fields:
+                registered = fields.get("SlurmdStartTime", "None") != "None"
+                states[fields["NodeName"]] = fields["State"].lower() if registered else "unregistered"
+        return states
 
     def down(self) -> None:
         """End everything that the cluster runs, then what it mounted and plugged in; its files stay.
@@ -179,10 +193,7 @@ class Cluster:
             remaining += [daemon.target for daemon in reversed(self.daemons) if not daemon.end()]
             if remaining:
                 raise ClusterError(f"still running, although killed: {', '.join(remaining)}")
-            network.remove(self.description)
-            for point in machine.mounts_below(self.layout.root):
-                subprocess.run(["umount", "--lazy", str(point)], check=False)
-            machine.release_slot(self.layout.root, self.description)
+            _unplug(self.layout, self.description)
             ended = Description(self.description.settings, self.description.slot, running=False)
             ended.save(self.layout.description)
             self.site = Site(self.layout, ended)
@@ -247,14 +258,14 @@ class Cluster:
             if time.monotonic() > deadline:
                 told = ", ".join(f"{name} {state}" for name, state in unfit.items())
                 raise ClusterError(f"not ready after {READY_S:.0f} s: {told}; see {self.layout.log}")
-            out_of_service = [name for name, state in unfit.items() if state.startswith(("drain", "down", "fail"))]
+            out_of_service = [name for name, state in unfit.items() if re.match(r"down|fail|.*\+drain", state)]
             if out_of_service and not resumed and time.monotonic() > deadline - READY_S + 1:
                 self.slurm("scontrol", "update", f"NodeName={','.join(out_of_service)}", "State=RESUME")
                 resumed = True
             time.sleep(_POLL_S)
 
     def _prepare(self) -> None:
-        """Write every file; what exists already and must not change (the key) is left."""
+        """Write every file that is not there yet: a running cluster keeps its key, and what a test changed in it."""
         layout, settings = self.layout, self.description.settings
         for path in (layout.etc, layout.log, layout.lib, layout.bin, layout.pids, layout.state, layout.munge):
             path.mkdir(parents=True, exist_ok=True)
@@ -267,10 +278,14 @@ class Cluster:
         for name in (*settings.node_names, SUBMIT):
             self._prepare_node(name, layout.node(name), with_plugin=built)
         for path, text in self._files(with_plugin=built).items():
-            write(path, text)
+            if not path.exists():
+                write(path, text)
         for script in (layout.prolog, layout.task_prolog):
             script.chmod(0o755)
         (layout.etc / "slurmdbd.conf").chmod(0o600)
+        layout.gpus.mkdir(exist_ok=True)
+        for number in range(settings.gpus_per_node):
+            (layout.gpus / f"gpu{number}").touch()
         if settings.netns:
             network.make_bridge(self.description)
 
@@ -279,7 +294,8 @@ class Cluster:
             path.mkdir(parents=True, exist_ok=True)
         # The stand-in keeps ordinary users' containers here as well.
         node.containers.chmod(0o1777)
-        write(node.plugstack, self._plugstack(name, with_plugin))
+        if not node.plugstack.exists():
+            write(node.plugstack, self._plugstack(name, with_plugin))
         if with_plugin:
             plugin.install_programs(node.bin)
             if name == SUBMIT:
@@ -295,14 +311,14 @@ class Cluster:
         etc_hosts = Path("/etc/hosts").read_text() if Path("/etc/hosts").exists() else ""
         return {
             layout.slurm_conf: configuration.slurm_conf(layout, self.description, controller_host=host),
-            layout.etc / "gres.conf": configuration.gres_conf(self.description),
+            layout.etc / "gres.conf": configuration.gres_conf(layout, self.description),
             layout.etc / "slurmdbd.conf": configuration.slurmdbd_conf(layout, self.description),
             layout.etc / "hosts": configuration.hosts(self.description, etc_hosts, controller_host=host),
             layout.plugstack: self._plugstack(SUBMIT, with_plugin),
             layout.prolog: configuration.delay_script(layout, "prolog_delay"),
             layout.task_prolog: configuration.delay_script(layout, "task_prolog_delay"),
-            # Read from 23.11 on; Slurm 22.05 would refuse the key.
-            **({layout.etc / "cgroup.conf": "CgroupPlugin=disabled\n"} if slurm_version() >= (23, 11) else {}),
+            # Slurm 22.05 does without, and does not know the word.
+            **({layout.etc / "cgroup.conf": "CgroupPlugin=disabled\n"} if slurm_version() >= (24, 11) else {}),
         }
 
 
@@ -324,6 +340,18 @@ def _refuse_foreign(layout: Layout) -> None:
         raise ClusterError(f"{layout.root} holds something else ({min(foreign)}): choose another --dir")
 
 
+def _has_life(layout: Layout) -> bool:
+    return any(recorded(path) is not None for path in layout.pids.glob("*.json"))
+
+
+def _unplug(layout: Layout, description: Description) -> None:
+    """Give back what outlives processes: networks, mounts of the host below the directory, the slot."""
+    network.remove(description)
+    for point in machine.mounts_below(layout.root):
+        subprocess.run(["umount", "--lazy", str(point)], check=False)
+    machine.release_slot(layout.root, description)
+
+
 def _clear(layout: Layout) -> None:
     """Remove what an earlier cluster left: a new one starts without its jobs and containers."""
     for path in layout.root.iterdir():
@@ -337,5 +365,5 @@ def _clear(layout: Layout) -> None:
 
 
 def _is_fit(state: str) -> bool:
-    """Return whether a node takes steps; "idle*" does not answer, "idle+" only has jobs that end."""
-    return state.rstrip("+") in _FIT
+    """Return whether a node takes steps, in the words of `node_states`."""
+    return set(state.split("+")) <= _FIT

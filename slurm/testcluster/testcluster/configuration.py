@@ -95,10 +95,10 @@ def _nodes(description: Description) -> list[str]:
     return [*lines, "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]
 
 
-def gres_conf(description: Description) -> str:
-    """Return gres.conf: GPUs to count, without a device behind them."""
+def gres_conf(layout: Layout, description: Description) -> str:
+    """Return gres.conf: Slurm counts a GPU only with a device file, and plain files will do."""
     count = description.settings.gpus_per_node
-    return f"Name=gpu Count={count}\n" if count else ""
+    return f"Name=gpu File={layout.gpus}/gpu[0-{count - 1}]\n" if count else ""
 
 
 def slurmdbd_conf(layout: Layout, description: Description) -> str:

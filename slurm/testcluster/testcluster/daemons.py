@@ -257,9 +257,7 @@ def recorded(path: Path) -> Process | None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole, or leave the old one: a slurmd may read it at any time."""
-    if path.exists() and path.read_text() == text:
-        return
+    """Write a file whole: somebody may read it at any time."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     temporary.rename(path)

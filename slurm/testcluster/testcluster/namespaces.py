@@ -85,6 +85,8 @@ def create(view: View) -> Process:
 
     def first_process() -> NoReturn:
         # Mounts made on the host later still show on the node; the node's own stay its own.
+        if not os.path.ismount("/"):
+            raise ClusterError("/ is no mount point here (a chroot?): bind-mount it on itself before entering it")
         _mount("none", "/", "", _MS_REC | _MS_SLAVE)
         _mount("proc", "/proc", "proc", _MS_NODEV_NOEXEC_NOSUID)
         _set_host_name(view.host_name)
@@ -141,7 +143,12 @@ def _enter(first: Process, view: View) -> None:
     handle = os.pidfd_open(first.pid)
     if not first.alive:
         raise ProcessLookupError("the node is down")
+    root = os.open(f"/proc/{first.pid}/root", os.O_PATH | os.O_DIRECTORY)
     _checked(_libc.setns(ctypes.c_int(handle), ctypes.c_int(view.flags)), "setns")
+    # setns(2) leads to the root of the mount namespace, which is not the node's when we live in a chroot.
+    os.fchdir(root)
+    os.chroot(".")
+    os.close(root)
     os.close(handle)
 
 

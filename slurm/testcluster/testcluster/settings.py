@@ -143,6 +143,11 @@ class Layout:
         return self.etc / "slurm.conf"
 
     @property
+    def gpus(self) -> Path:
+        """Empty files that Slurm takes for GPUs."""
+        return self.root / "gpus"
+
+    @property
     def plugstack(self) -> Path:
         """The path in slurm.conf: the submitting side's, and on a node the node's own."""
         return self.etc / "plugstack.conf"
