@@ -10,14 +10,46 @@ struct args args = {
     .mount_home = UNSET, .remap_root = UNSET, .writable = UNSET, .entrypoint = UNSET, .entrypoint_log = UNSET,
 };
 
-static int set_text(char **field, const char *option, const char *value)
+/* What an option's callback is told: up to SWITCHES the option takes a text, above that it is a switch, and even
+ * numbers turn it on. */
+enum option {
+    IMAGE, MOUNTS, WORKDIR, NAME, SAVE, ENV, SWITCHES,
+    HOME = SWITCHES, NO_HOME, REMAP, NO_REMAP, WRITABLE, READONLY, ENTRYPOINT, NO_ENTRYPOINT, LOG,
+};
+
+static int take(int val, const char *value, int remote);
+
+static struct spank_option options[] = {
+    {"container-image", "PATH", "[pyxis] image: a squashfs file or a root directory", 1, IMAGE, take},
+    {"container-mounts", "SRC:DST[:FLAGS][,...]", "[pyxis] bind mounts, flags joined by +", 1, MOUNTS, take},
+    {"container-workdir", "PATH", "[pyxis] working directory in the container", 1, WORKDIR, take},
+    {"container-name", "NAME[:FLAG]", "[pyxis] keep the container; FLAG: auto, create, exec, no_exec", 1, NAME, take},
+    {"container-save", "PATH", "[pyxis] write the container to a squashfs file at the end", 1, SAVE, take},
+    {"container-env", "NAME[,NAME...]", "[pyxis] variables whose host values beat the image's", 1, ENV, take},
+    {"container-mount-home", NULL, "[pyxis] mount the home directory", 0, HOME, take},
+    {"no-container-mount-home", NULL, "[pyxis] do not mount the home directory", 0, NO_HOME, take},
+    {"container-remap-root", NULL, "[pyxis] appear as root in the container", 0, REMAP, take},
+    {"no-container-remap-root", NULL, "[pyxis] keep the user id in the container", 0, NO_REMAP, take},
+    {"container-writable", NULL, "[pyxis] make the container's file system writable", 0, WRITABLE, take},
+    {"container-readonly", NULL, "[pyxis] make the container's file system read-only", 0, READONLY, take},
+    {"container-entrypoint", NULL, "[pyxis] accepted and ignored", 0, ENTRYPOINT, take},
+    {"no-container-entrypoint", NULL, "[pyxis] accepted and ignored", 0, NO_ENTRYPOINT, take},
+    {"container-entrypoint-log", NULL, "[pyxis] accepted and ignored", 0, LOG, take},
+    SPANK_OPTIONS_TABLE_END,
+};
+
+static const char *title(int option)
 {
-    if (value == NULL || *value == '\0') {
-        slurm_error("pyxis: --%s: argument required", option);
-        return -1;
-    }
+    for (const struct spank_option *known = options; known->name != NULL; ++known)
+        if (known->val == option)
+            return known->name;
+    return "";
+}
+
+static int set_text(char **field, int option, const char *value)
+{
     if (*field != NULL && strcmp(*field, value) != 0) {
-        slurm_error("pyxis: --%s specified multiple times", option);
+        slurm_error("pyxis: --%s specified multiple times", title(option));
         return -1;
     }
     free(*field);
@@ -25,65 +57,39 @@ static int set_text(char **field, const char *option, const char *value)
     return *field == NULL ? -1 : 0;
 }
 
-static int set_switch(int *field, int value, const char *yes, const char *no)
+static int set_switch(int *field, int option)
 {
+    int value = (option - SWITCHES) % 2 == 0 ? YES : NO;
+
     if (*field != UNSET && *field != value) {
-        slurm_error("pyxis: both --%s and --%s were specified", yes, no);
+        option -= value == NO;
+        slurm_error("pyxis: both --%s and --%s were specified", title(option), title(option + 1));
         return -1;
     }
     *field = value;
     return 0;
 }
 
-static int take_image(int val, const char *value, int remote)
-{
-    (void)val, (void)remote;
-    return set_text(&args.image, "container-image", value);
-}
-
-static int take_workdir(int val, const char *value, int remote)
-{
-    (void)val, (void)remote;
-    return set_text(&args.workdir, "container-workdir", value);
-}
-
-static int take_save(int val, const char *value, int remote)
-{
-    (void)val, (void)remote;
-    if (value != NULL && *value != '\0' && value[strlen(value) - 1] == '/') {
-        slurm_error("pyxis: --container-save: target is a directory");
-        return -1;
-    }
-    return set_text(&args.save, "container-save", value);
-}
-
-static int take_name(int val, const char *value, int remote)
+static int take_name(const char *value)
 {
     static const char *const known[] = {"auto", "create", "exec", "no_exec"};
-    char *name, *flag;
+    char *name = strdup(value), *flag = name == NULL ? NULL : strchr(name, ':');
     int rc = -1;
 
-    (void)val, (void)remote;
-    if (value == NULL || *value == '\0')
-        return set_text(&args.name, "container-name", value);
-    name = strdup(value);
-    if (name == NULL)
-        return -1;
-    flag = strchr(name, ':');
     if (flag != NULL)
         *flag++ = '\0';
     if (flag == NULL || *flag == '\0')
         flag = "auto";
-    if (*name == '\0') {
-        slurm_error("pyxis: --container-name: empty name");
-        goto out;
-    }
     for (size_t i = 0; i < sizeof(known) / sizeof(*known); ++i)
         if (strcmp(flag, known[i]) == 0)
-            rc = set_text(&args.name, "container-name", name) | set_text(&args.name_flag, "container-name", flag);
-    if (rc < 0 && args.name == NULL)
+            rc = 0;
+    if (name == NULL || *name == '\0') {
+        slurm_error("pyxis: --container-name: empty name");
+        rc = -1;
+    } else if (rc < 0)
         slurm_error("pyxis: --container-name: flag must be \"auto\", \"create\", \"exec\" or \"no_exec\"");
-out:
+    else
+        rc = set_text(&args.name, NAME, name) | set_text(&args.name_flag, NAME, flag);
     free(name);
     return rc;
 }
@@ -151,33 +157,21 @@ out:
     return rc;
 }
 
-static int take_mounts(int val, const char *value, int remote)
+static int take_mounts(const char *value)
 {
-    char *copy, *rest, *entry;
-    int rc = 0;
+    char *copy = strdup(value), *rest = copy, *entry;
+    int rc = copy == NULL ? -1 : 0;
 
-    (void)val, (void)remote;
-    if (value == NULL || *value == '\0') {
-        slurm_error("pyxis: --container-mounts: argument required");
-        return -1;
-    }
-    copy = rest = strdup(value);
     while (rc == 0 && (entry = strsep(&rest, ",")) != NULL)
         rc = take_mount(entry);
     free(copy);
     return rc;
 }
 
-static int take_env(int val, const char *value, int remote)
+static int take_env(const char *value)
 {
-    char *rest, *name, **grown;
+    char *rest = strdup(value), *name, **grown; /* never freed: the names point into it */
 
-    (void)val, (void)remote;
-    if (value == NULL || *value == '\0') {
-        slurm_error("pyxis: --container-env: argument required");
-        return -1;
-    }
-    rest = strdup(value); /* kept: the names point into it */
     while ((name = strsep(&rest, ",")) != NULL) {
         if (*name == '\0') {
             slurm_error("pyxis: --container-env: invalid format: %s", value);
@@ -202,56 +196,32 @@ bool args_env_holds(const char *name)
     return false;
 }
 
-static int take_home(int val, const char *value, int remote)
+static int take(int val, const char *value, int remote)
 {
-    (void)value, (void)remote;
-    return set_switch(&args.mount_home, val, "container-mount-home", "no-container-mount-home");
+    (void)remote;
+    if (val < SWITCHES && (value == NULL || *value == '\0')) {
+        slurm_error("pyxis: --%s: argument required", title(val));
+        return -1;
+    }
+    if (val == SAVE && value[strlen(value) - 1] == '/') {
+        slurm_error("pyxis: --container-save: target is a directory");
+        return -1;
+    }
+    switch (val) {
+    case IMAGE: return set_text(&args.image, val, value);
+    case MOUNTS: return take_mounts(value);
+    case WORKDIR: return set_text(&args.workdir, val, value);
+    case NAME: return take_name(value);
+    case SAVE: return set_text(&args.save, val, value);
+    case ENV: return take_env(value);
+    case HOME: case NO_HOME: return set_switch(&args.mount_home, val);
+    case REMAP: case NO_REMAP: return set_switch(&args.remap_root, val);
+    case WRITABLE: case READONLY: return set_switch(&args.writable, val);
+    case ENTRYPOINT: case NO_ENTRYPOINT: return set_switch(&args.entrypoint, val);
+    case LOG: return set_switch(&args.entrypoint_log, val);
+    }
+    return -1;
 }
-
-static int take_remap(int val, const char *value, int remote)
-{
-    (void)value, (void)remote;
-    return set_switch(&args.remap_root, val, "container-remap-root", "no-container-remap-root");
-}
-
-static int take_writable(int val, const char *value, int remote)
-{
-    (void)value, (void)remote;
-    return set_switch(&args.writable, val, "container-writable", "container-readonly");
-}
-
-static int take_entrypoint(int val, const char *value, int remote)
-{
-    (void)value, (void)remote;
-    return set_switch(&args.entrypoint, val, "container-entrypoint", "no-container-entrypoint");
-}
-
-static int take_entrypoint_log(int val, const char *value, int remote)
-{
-    (void)value, (void)remote;
-    args.entrypoint_log = val;
-    return 0;
-}
-
-static struct spank_option options[] = {
-    {"container-image", "PATH", "[pyxis] image: a squashfs file or a root directory", 1, 0, take_image},
-    {"container-mounts", "SRC:DST[:FLAGS][,...]", "[pyxis] bind mounts, flags joined by +", 1, 0, take_mounts},
-    {"container-workdir", "PATH", "[pyxis] working directory in the container", 1, 0, take_workdir},
-    {"container-name", "NAME[:FLAG]", "[pyxis] keep the container under this name; FLAG: auto, create, exec, no_exec",
-     1, 0, take_name},
-    {"container-save", "PATH", "[pyxis] write the container to a squashfs file at the end", 1, 0, take_save},
-    {"container-mount-home", NULL, "[pyxis] mount the home directory", 0, YES, take_home},
-    {"no-container-mount-home", NULL, "[pyxis] do not mount the home directory", 0, NO, take_home},
-    {"container-remap-root", NULL, "[pyxis] appear as root in the container", 0, YES, take_remap},
-    {"no-container-remap-root", NULL, "[pyxis] keep the user id in the container", 0, NO, take_remap},
-    {"container-writable", NULL, "[pyxis] make the container's file system writable", 0, YES, take_writable},
-    {"container-readonly", NULL, "[pyxis] make the container's file system read-only", 0, NO, take_writable},
-    {"container-entrypoint", NULL, "[pyxis] accepted and ignored", 0, YES, take_entrypoint},
-    {"no-container-entrypoint", NULL, "[pyxis] accepted and ignored", 0, NO, take_entrypoint},
-    {"container-entrypoint-log", NULL, "[pyxis] accepted and ignored", 0, YES, take_entrypoint_log},
-    {"container-env", "NAME[,NAME...]", "[pyxis] variables whose host values beat the image's", 1, 0, take_env},
-    SPANK_OPTIONS_TABLE_END,
-};
 
 int args_register(spank_t spank)
 {
@@ -289,32 +259,32 @@ void args_from_environment(spank_t spank)
 {
     const struct {
         const char *name;
-        spank_opt_cb_f take;
-        bool given, is_switch, inverted;
+        int option;
+        bool given;
     } table[] = {
-        {"PYXIS_CONTAINER_IMAGE", take_image, args.image != NULL, false, false},
-        {"PYXIS_CONTAINER_MOUNTS", take_mounts, args.mounts_len > 0, false, false},
-        {"PYXIS_CONTAINER_WORKDIR", take_workdir, args.workdir != NULL, false, false},
-        {"PYXIS_CONTAINER_NAME", take_name, args.name != NULL, false, false},
-        {"PYXIS_CONTAINER_SAVE", take_save, args.save != NULL, false, false},
-        {"PYXIS_CONTAINER_ENV", take_env, args.env_len > 0, false, false},
-        {"PYXIS_CONTAINER_MOUNT_HOME", take_home, args.mount_home != UNSET, true, false},
-        {"PYXIS_CONTAINER_REMAP_ROOT", take_remap, args.remap_root != UNSET, true, false},
-        {"PYXIS_CONTAINER_ENTRYPOINT", take_entrypoint, args.entrypoint != UNSET, true, false},
-        {"PYXIS_CONTAINER_WRITABLE", take_writable, args.writable != UNSET, true, false},
-        {"PYXIS_CONTAINER_READONLY", take_writable, args.writable != UNSET, true, true},
+        {"PYXIS_CONTAINER_IMAGE", IMAGE, args.image != NULL},
+        {"PYXIS_CONTAINER_MOUNTS", MOUNTS, args.mounts_len > 0},
+        {"PYXIS_CONTAINER_WORKDIR", WORKDIR, args.workdir != NULL},
+        {"PYXIS_CONTAINER_NAME", NAME, args.name != NULL},
+        {"PYXIS_CONTAINER_SAVE", SAVE, args.save != NULL},
+        {"PYXIS_CONTAINER_ENV", ENV, args.env_len > 0},
+        {"PYXIS_CONTAINER_MOUNT_HOME", HOME, args.mount_home != UNSET},
+        {"PYXIS_CONTAINER_REMAP_ROOT", REMAP, args.remap_root != UNSET},
+        {"PYXIS_CONTAINER_ENTRYPOINT", ENTRYPOINT, args.entrypoint != UNSET},
+        {"PYXIS_CONTAINER_WRITABLE", WRITABLE, args.writable != UNSET},
+        {"PYXIS_CONTAINER_READONLY", READONLY, args.writable != UNSET},
     };
+    char buffer[PATH_MAX];
 
     for (size_t i = 0; i < sizeof(table) / sizeof(*table); ++i) {
-        char buffer[PATH_MAX];
         const char *value = table[i].given ? NULL : variable(spank, table[i].name, buffer, sizeof(buffer));
 
         if (value == NULL)
             continue;
-        if (!table[i].is_switch)
-            table[i].take(0, value, 0);
-        else if (truth(value) != UNSET)
-            table[i].take(truth(value) != table[i].inverted, NULL, 0);
+        if (table[i].option < SWITCHES)
+            take(table[i].option, value, 0);
+        else if (truth(value) != UNSET) /* the opposite of a switch is its neighbour */
+            take(truth(value) == YES ? table[i].option : table[i].option ^ 1, NULL, 0);
     }
 }
 

@@ -14,10 +14,9 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-EXPORTED const char plugin_type[] = "spank";
-EXPORTED const char plugin_name[] = "pyxis";
-EXPORTED const unsigned int plugin_version = SLURM_VERSION_NUMBER;
-EXPORTED const unsigned int spank_plugin_version = 1;
+#pragma GCC visibility push(default)
+SPANK_PLUGIN(pyxis, 1);
+#pragma GCC visibility pop
 
 /* Shared by the tasks of the step on this node. */
 struct shared {
