@@ -63,9 +63,7 @@ class Job:
         settings = Settings.from_env(self.environ)
         options.setdefault("ledger", Ledger(f"{self.shared}/{name}/ledger/"))
         options.setdefault("retry", RetryPolicy(max_attempts=3, wait_initial_s=0.1, jitter_s=0.1))
-        return StepRunner(
-            Allocation.from_env(settings), run_dir=self.shared / name, settings=settings, **options
-        )
+        return StepRunner(Allocation.from_env(settings), run_dir=self.shared / name, settings=settings, **options)
 
     def steps(self) -> list[str]:
         """The numbered steps that Slurm lists."""
@@ -138,7 +136,7 @@ def _submit(cluster: Any, user: str, shared: Path) -> Job:
     os.chown(shared, entry.pw_uid, entry.pw_gid)
     nodes = cluster.description.settings.node_names
     answer = subprocess.run(
-        ["sbatch", "--parsable", f"-N{len(nodes)}", "-n", str(len(nodes)), "-o", "/dev/null"]
+        ["sbatch", "--parsable", f"-N{len(nodes)}", "-n", str(len(nodes)), "-c6", "-o", "/dev/null"]
         + ["-t", "120", "--wrap", "sleep infinity"],
         env=cluster.environment(dict(os.environ)),
         cwd=shared,

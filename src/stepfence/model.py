@@ -84,6 +84,7 @@ class Step:
         isolation: see `Isolation`; None is AUTO, and NONE where ``mpi`` is given.
         on_stdout, on_stderr: called with each piece of the command's output as it arrives (one task only).
         keep_bytes: how much of each stream is kept in memory, half head and half tail.
+        spool_dir: a directory that keeps all of each stream in files named by attempt (one task only).
     """
 
     command: Sequence[str]
@@ -136,7 +137,9 @@ class Evidence:
         step_id: ``JOB.STEP``, or "".
         node: the node, or "".
         deadline: the deadline that passed, or None.
-        isolation: what the node allowed: ``full``, ``userns``, ``none`` or "" before the start.
+        isolation: what the node allowed: ``full``, ``userns``, ``root-userns`` (the command sees uid 0) or ``none``; ""
+            before the end.
+        survivors: pids, as the node counts them, that outlived the command where it had no PID namespace.
         environment: names of the variables that srun was given.
     """
 
@@ -153,4 +156,5 @@ class Evidence:
     node: str = ""
     deadline: str | None = None
     isolation: str = ""
+    survivors: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()

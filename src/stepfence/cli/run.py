@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import os
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 if TYPE_CHECKING:
-    from stepfence import Step, StepNotLaunched, StepResult, StepRunner
+    from stepfence import StepNotLaunched, StepResult, StepRunner
     from stepfence.settings import Settings
 
 NEVER_RAN = 75
@@ -25,16 +24,30 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARG]...", help="What to run.")],
-    image: Annotated[str | None, typer.Option(metavar="REF", help="Container image: a squashfs file or a registry reference.")] = None,
-    name: Annotated[str | None, typer.Option(help="Share one container a node among steps that give this name.")] = None,
-    mount: Annotated[list[str], typer.Option(metavar="SRC:DST[:FLAGS]", help="Bind mount into the container.")] = [],  # noqa: B006
-    workdir: Annotated[str | None, typer.Option(metavar="DIR", help="The command's working directory; must exist.")] = None,
-    env: Annotated[list[str], typer.Option(metavar="K[=V]", help="A variable for the command; K alone copies yours.")] = [],  # noqa: B006
+    image: Annotated[
+        str | None, typer.Option(metavar="REF", help="Container image: a squashfs file or a registry reference.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Share one container a node among steps that give this name.")
+    ] = None,
+    mount: Annotated[list[str], typer.Option(metavar="SRC:DST[:FLAGS]", help="Bind mount into the container.")] = [],
+    workdir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The command's working directory; must exist.")
+    ] = None,
+    env: Annotated[
+        list[str], typer.Option(metavar="K[=V]", help="A variable for the command; K alone copies yours.")
+    ] = [],
     node: Annotated[str | None, typer.Option(help="The node to run on.")] = None,
-    launcher: Annotated[str, typer.Option(metavar="srun|local|auto", help="auto: srun inside a Slurm job, else local.")] = "auto",
-    run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="On storage that every node sees [.stepfence/JOBID].")] = None,
+    launcher: Annotated[
+        str, typer.Option(metavar="srun|local|auto", help="auto: srun inside a Slurm job, else local.")
+    ] = "auto",
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="On storage that every node sees [.stepfence/JOBID].")
+    ] = None,
     timeout: Annotated[float | None, typer.Option(metavar="S", help="Limit for the command alone.")] = None,
-    launch_deadline: Annotated[float | None, typer.Option(metavar="S", help="Limit until the command starts [60; 3600 with --image].")] = None,
+    launch_deadline: Annotated[
+        float | None, typer.Option(metavar="S", help="Limit until the command starts [60; 3600 with --image].")
+    ] = None,
     retries: Annotated[int | None, typer.Option(metavar="N", help="Attempts in all; 1 disables retrying [3].")] = None,
     retry_wait: Annotated[float | None, typer.Option(metavar="S", help="The first wait before a retry.")] = None,
     nodes: Annotated[int, typer.Option(metavar="N", help="As srun's.")] = 1,
@@ -43,13 +56,21 @@ def run(
     gpus: Annotated[int | None, typer.Option(metavar="N", help="As srun's.")] = None,
     mem: Annotated[int | None, typer.Option(metavar="MIB", help="As srun's, in MiB.")] = None,
     mpi: Annotated[str | None, typer.Option(metavar="KIND", help="As srun's.")] = None,
-    srun_opt: Annotated[list[str], typer.Option(metavar="OPT", help="A further option for srun, as one word.")] = [],  # noqa: B006
+    srun_opt: Annotated[list[str], typer.Option(metavar="OPT", help="A further option for srun, as one word.")] = [],
     het_group: Annotated[int | None, typer.Option(metavar="N", help="The component of a heterogeneous job.")] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Forward stdin; without it the command reads /dev/null.")] = False,
-    isolation: Annotated[str | None, typer.Option(metavar="auto|require|none", help="How the command is kept from its fence.")] = None,
-    readonly: Annotated[bool, typer.Option("--readonly", help="The container's root file system cannot be written.")] = False,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Forward stdin; without it the command reads /dev/null.")
+    ] = False,
+    isolation: Annotated[
+        str | None, typer.Option(metavar="auto|require|none", help="How the command is kept from its fence.")
+    ] = None,
+    readonly: Annotated[
+        bool, typer.Option("--readonly", help="The container's root file system cannot be written.")
+    ] = False,
     remap_root: Annotated[bool, typer.Option(help="Appear as root inside the container.")] = True,
-    target: Annotated[str | None, typer.Option(help="The operation's name: attempts left under it are revoked first.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The operation's name: attempts left under it are revoked first.")
+    ] = None,
     ledger: Annotated[Path | None, typer.Option(metavar="PATH", help="File or directory [RUN_DIR/ledger/].")] = None,
     result: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what became of it as JSON.")] = None,
 ) -> None:
@@ -60,7 +81,7 @@ def run(
 
     Example: stepfence run --image app.sqsh --timeout 300 -- sh -c 'make && make test'
     """
-    from stepfence import BadInput, Container, Isolation, Ledger, RetryPolicy, Step, StepNotLaunched
+    from stepfence import BadInput, Container, Isolation, Ledger, Step, StepNotLaunched
     from stepfence.cluster.mounts import parse_mount
     from stepfence.settings import Settings
 
@@ -178,40 +199,52 @@ def _write_result(path: Path, outcome: StepResult | StepNotLaunched) -> None:
     from stepfence import StepResult
     from stepfence.fs import write_json
 
+    own = _of_result(outcome) if isinstance(outcome, StepResult) else _of_failure(outcome)
     evidence = outcome.evidence
-    completed = isinstance(outcome, StepResult)
     common = {
-        "verdict": _verdict(outcome),
-        "provable_non_execution": False if completed else outcome.provable_non_execution,
-        "returncode": outcome.returncode if completed else None,
-        "timed_out": completed and outcome.timed_out,
-        "output_complete": completed and outcome.output_complete,
         "attempts": outcome.attempts,
         "srun_rc": outcome.srun_rc,
         "status": outcome.status,
-        "hint": "" if completed else outcome.hint,
-        "transient": False if completed else outcome.transient,
         "deadline": evidence.deadline,
         "node": evidence.node,
         "step_id": evidence.step_id,
-        "launch_s": outcome.launch_s if completed else None,
-        "duration_s": outcome.duration_s if completed else None,
         "stderr_tail": evidence.stderr_tail,
-        "isolation": evidence.isolation,
         "refusal": evidence.refusal,
+        "isolation": evidence.isolation,
+        "attempt": evidence.attempt,
         "tasks": [
             {"task": t.task, "status": t.status, "returncode": t.returncode, "node": t.node} for t in evidence.tasks
         ],
     }
-    write_json(path, common)
+    write_json(path, {**own, **common})
 
 
-def _verdict(outcome: StepResult | StepNotLaunched) -> str:
-    from stepfence import StepResult
+def _of_result(result: StepResult) -> dict[str, Any]:
+    return {
+        "verdict": "COMPLETED",
+        "provable_non_execution": False,
+        "returncode": result.returncode,
+        "timed_out": result.timed_out,
+        "output_complete": result.output_complete,
+        "hint": "",
+        "transient": False,
+        "launch_s": round(result.launch_s, 6),
+        "duration_s": round(result.duration_s, 6),
+    }
 
-    if isinstance(outcome, StepResult):
-        return str(outcome.verdict)
-    return "NEVER_RAN" if outcome.provable_non_execution else "MAY_HAVE_RUN"
+
+def _of_failure(error: StepNotLaunched) -> dict[str, Any]:
+    return {
+        "verdict": "NEVER_RAN" if error.provable_non_execution else "MAY_HAVE_RUN",
+        "provable_non_execution": error.provable_non_execution,
+        "returncode": None,
+        "timed_out": False,
+        "output_complete": False,
+        "hint": error.hint,
+        "transient": error.transient,
+        "launch_s": None,
+        "duration_s": None,
+    }
 
 
 def _report(outcome: StepResult | StepNotLaunched) -> int:
@@ -221,5 +254,3 @@ def _report(outcome: StepResult | StepNotLaunched) -> int:
         return outcome.returncode
     print(f"stepfence: {type(outcome).__name__}: {outcome}", file=sys.stderr)
     return NEVER_RAN if outcome.provable_non_execution else MAY_HAVE_RUN
-
-

@@ -58,6 +58,9 @@ class LocalLauncher:
         process.signal_group(signal.SIGKILL)
         process.wait(5.0)
 
+    def remove_container(self, name: str, *, node: str) -> None:
+        """Do nothing: there are no containers here."""
+
     def remaining_s(self) -> float | None:
         """Return None: nobody ends this machine."""
         return None

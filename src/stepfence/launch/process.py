@@ -9,7 +9,6 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from stepfence.model import Mount, Step
@@ -35,8 +34,7 @@ class Plan:
     Attributes:
         step: what to run.
         step_name: the name of the Slurm step.
-        fence_source: the box's directory on the node.
-        fence_target: the same as the script will see it.
+        fence_target: the fence box as the script will see it.
         attempt: the attempt's directory in it.
         node: the node, or None.
         image: a checked image reference, or None where an existing container is entered or there is none.
@@ -47,7 +45,6 @@ class Plan:
 
     step: Step
     step_name: str
-    fence_source: Path
     fence_target: str
     attempt: str
     node: str | None = None
@@ -77,7 +74,7 @@ class Process:
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str = "/") -> None:
-        self._popen = subprocess.Popen(  # noqa: S603
+        self._popen = subprocess.Popen(
             argv,
             env=dict(env),
             cwd=cwd,
@@ -162,6 +159,9 @@ class Launcher(Protocol):
 
     def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> None:
         """End the attempt, on the node too: this step by its exact id and nothing else."""
+
+    def remove_container(self, name: str, *, node: str) -> None:
+        """Remove what a creation that failed left under a name; a failure leaves it there."""
 
     def remaining_s(self) -> float | None:
         """Return the seconds until the allocation ends, None where that is unknown or never."""

@@ -65,7 +65,12 @@ class SrunLauncher:
                 raise BadInput(f"srun option {option!r}: write it as one word, --option=value")
             if option.split("=")[0] in _RESERVED:
                 raise BadInput(f"srun option {option!r} is set by stepfence itself: leave it out")
-        if step.node is not None and step.nodes == 1 and self.allocation.nodes and step.node not in self.allocation.nodes:
+        if (
+            step.node is not None
+            and step.nodes == 1
+            and self.allocation.nodes
+            and step.node not in self.allocation.nodes
+        ):
             raise BadInput(
                 f"node {step.node!r} is not in job {self.allocation.job_id}: it has {', '.join(self.allocation.nodes)}"
             )
@@ -137,7 +142,7 @@ class SrunLauncher:
             process.signal_group(signal.SIGKILL)
             process.wait(5.0)
 
-    def remove_rootfs(self, name: str, *, node: str) -> None:
+    def remove_container(self, name: str, *, node: str) -> None:
         """Remove what a failed creation left on a node, in both of Pyxis's scopes; a failure leaves it there."""
         job = self.allocation.job_id
         words = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mpi=none"]

@@ -109,9 +109,7 @@ class Attempt:
                 return self._watch(process, streams)
             except BaseException:
                 self.fence.revoke()
-                self.launcher.end(
-                    process, step_id=streams.step_id, step_name=self.plan.step_name, patience_s=8.0
-                )
+                self.launcher.end(process, step_id=streams.step_id, step_name=self.plan.step_name, patience_s=8.0)
                 process.close()
                 raise
 
@@ -127,7 +125,11 @@ class Attempt:
         try:
             while True:
                 deadline_name = self._pass_deadlines(streams)
-                if deadline_name is not None or streams.is_over(self.now(), stragglers_s=_STRAGGLER_S) or pump.is_over(self.now(), _DRAIN_S):
+                if (
+                    deadline_name is not None
+                    or streams.is_over(self.now(), stragglers_s=_STRAGGLER_S)
+                    or pump.is_over(self.now(), _DRAIN_S)
+                ):
                     break
                 pump.turn(self._next_wait_s(streams))
                 if streams.starts and self._clock.started is None:

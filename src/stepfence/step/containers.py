@@ -85,7 +85,7 @@ class ContainerMap:
             if found is not None:
                 if image is not None and image != found.image:
                     raise BadInput(
-                        f"container {name!r} on {node} was made from {found.image}, not from {image}: choose another name"
+                        f"container {name!r} on {node} was made from {found.image}, not {image}: choose another name"
                     )
                 unlock()
                 yield Claim(found, record, unlock)

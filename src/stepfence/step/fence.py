@@ -50,7 +50,7 @@ class FenceRoot:
         unusable = set(str(self.path)) & set(",:\n\t ")
         if unusable:
             raise BadInput(
-                f"run directory {str(run_dir)!r}: {min(unusable)!r} in its path cannot be mounted by Pyxis: choose another"
+                f"run directory {str(run_dir)!r}: Pyxis cannot mount paths with {min(unusable)!r} in them"
             )
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ class AttemptFence:
     def revoke(self) -> tuple[Fence, ...]:
         """Try to make sure that no task starts any more; return what became of each.
 
-        A task that was revoked before stays so: the file that was created by us says it, and nobody else's is taken for it.
+        A second call finds the files of the first: whoever calls twice must remember what it won.
         """
         return tuple(self._revoke(task) for task in range(self.ntasks))
 
@@ -178,7 +178,7 @@ class AttemptFence:
         return parse_finished(contents, self.nonces, task)
 
     def retire(self) -> None:
-        """Remove the directory of an attempt whose tasks have all ended: renamed away first, so that nothing can begin in it.
+        """Remove the directory of an attempt whose tasks have all ended, renamed away first.
 
         The fence of an attempt that did not complete stays: a late script that holds the directory open would find a
         name free again that must never be free.

@@ -7,7 +7,7 @@ import io
 import os
 import selectors
 import time
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from stepfence.launch.process import Process
 from stepfence.step.streams import Streams
@@ -88,7 +88,7 @@ class _Stdin:
     """The pipe to a process's stdin: the request first, the command's own stdin after its start."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, pipe: io.RawIOBase | BinaryIO, request: bytes, source: bytes | BinaryIO | None
+        self, selector: selectors.BaseSelector, pipe: IO[bytes], request: bytes, source: bytes | BinaryIO | None
     ) -> None:
         self._selector = selector
         self._pipe = pipe

@@ -98,7 +98,7 @@ class Request:
         lines = _line(outer) + _line(inner)
         if len(lines) > _LIMIT_BYTES:
             raise BadInput(
-                f"command and environment take {len(lines)} bytes, more than {_LIMIT_BYTES}: pass large data by stdin or a file"
+                f"command and environment take {len(lines)} bytes, more than {_LIMIT_BYTES}: use stdin or a file"
             )
         return lines
 
@@ -136,7 +136,9 @@ def _assignment(name: str, value: str) -> bytes:
 
 def _command_words(command: Sequence[str]) -> list[bytes]:
     if isinstance(command, str):
-        raise BadInput(f"command {command[:60]!r} is one string: pass a list of words, or ['sh', '-c', {command[:60]!r}]")
+        raise BadInput(
+            f"command {command[:60]!r} is one string: pass a list of words, or ['sh', '-c', {command[:60]!r}]"
+        )
     words = [os.fsencode(word) for word in command]
     if not words or not words[0]:
         raise BadInput("the command is empty: give at least one word")

@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from stepfence.breaker import LaunchBreaker
 from stepfence.cluster.allocation import Allocation
-from stepfence.cluster.image import normalise
-from stepfence.cluster.mounts import check_mounts
 from stepfence.cluster.slurm import Slurm
-from stepfence.errors import BadInput, RunnerError, StepNotLaunched, StepOutcomeUnknown
-from stepfence.launch.environment import binding_variables
+from stepfence.errors import BadInput, StepNotLaunched
 from stepfence.launch.local import LocalLauncher
 from stepfence.launch.process import Exit, Launcher, Plan
 from stepfence.launch.reaper import Reaper
 from stepfence.launch.srun import SrunLauncher
 from stepfence.ledger import Ledger
-from stepfence.model import Evidence, Isolation, Mount, Step, TaskState, Verdict
-from stepfence.redact import redact
+from stepfence.model import Evidence, Isolation, Step, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
 from stepfence.settings import Settings
 from stepfence.step.attempt import Attempt, Outcome
 from stepfence.step.classify import Fence
-from stepfence.step.containers import FENCE_TARGET, Claim, ContainerMap
+from stepfence.step.conclude import error_of, evidence_of, result_of
 from stepfence.step.fence import AttemptFence, FenceRoot
-from stepfence.step.hints import hint_for
-from stepfence.step.output import HeadTail
+from stepfence.step.place import Place, Places
 from stepfence.step.request import Nonces, Request
 from stepfence.step.result import StepResult
+from stepfence.step.takeover import take_over
 from stepfence.step.targets import Targets
 
 CREATE_DEADLINE_S = 3600.0
 LAUNCH_DEADLINE_S = 60.0
 KILL_AFTER_S = 5.0
 """From TERM to KILL once a command's limit has passed."""
-_BARE = "bare"
 _END_PATIENCE_S = 8.0
 
 
@@ -93,7 +85,7 @@ class StepRunner:
         self.fences = FenceRoot(Path(run_dir))
         self.run_dir = self.fences.path.parent
         self._targets = Targets(self.run_dir)
-        self._containers = ContainerMap(self.run_dir, prefix=_prefix(allocation))
+        self._places = Places(self.fences, allocation)
         self._reaper = Reaper()
 
     @classmethod
@@ -140,12 +132,11 @@ class StepRunner:
         self.launcher.check(step)
         named = target is not None
         target = target or f"step-{secrets.token_hex(6)}"
-        image = self._image(step)
         if named:
-            self._take_over(target)
+            take_over(target, self._targets)
 
         def operation() -> StepResult:
-            return self._attempt(step, image=image, target=target, named=named)
+            return self._attempt(step, target=target, named=named)
 
         return retry_on_provable_non_execution(
             operation, target=target, ledger=self.ledger, policy=self.retry, remaining_s=self._remaining_s
@@ -157,18 +148,17 @@ class StepRunner:
 
     # ---- one attempt ----------------------------------------------------------------------------------------
 
-    def _attempt(self, step: Step, *, image: str | None, target: str, named: bool) -> StepResult:
+    def _attempt(self, step: Step, *, target: str, named: bool) -> StepResult:
         self.breaker.before_launch()
         launch_deadline_s = self._launch_deadline_s(step, target)
-        with self._place(step, image=image, wait_s=launch_deadline_s) as place:
+        with self._places.of(step, wait_s=launch_deadline_s) as place:
             nonces = Nonces.fresh()
-            request = self._request(step, place, nonces).encode()
+            request = _request(step, place, nonces).encode()
             fence = self._fence(place, step, nonces, target)
             record = self._targets.record(target, fence) if named else None
             plan = Plan(
                 step=step,
                 step_name=fence.step_name,
-                fence_source=fence.path.parent,
                 fence_target=place.fence_target,
                 attempt=fence.name,
                 node=place.node,
@@ -177,340 +167,124 @@ class StepRunner:
                 mounts=place.mounts,
                 launch_deadline_s=launch_deadline_s,
             )
-            attempt = Attempt(
+            outcome = Attempt(
                 plan=plan,
                 fence=fence,
                 nonces=nonces,
                 request=request,
                 launcher=self.launcher,
                 kill_after_s=KILL_AFTER_S,
-                on_start=place.on_start,
-            )
-            outcome = attempt.run()
-            decided = self._settle(plan, place, fence, outcome)
+                on_start=place.claim.created if place.claim else None,
+            ).run()
+        handed = outcome.process.exit if outcome.process else Exit()
+        evidence = evidence_of(outcome, attempt=fence.name, environment=getattr(self.launcher, "environment", {}))
+        completed = outcome.verdict is Verdict.COMPLETED
+        ended = result_of(outcome, step=step, fence=fence, evidence=evidence, handed=handed) if completed else None
+        self._hand_over(plan, place, fence, outcome)
         if record is not None and outcome.verdict is not Verdict.MAY_HAVE_RUN:
             record.unlink(missing_ok=True)
-        if outcome.verdict is Verdict.COMPLETED:
-            self.breaker.record(launched=True)
-            result = self._result(step, fence, outcome, decided)
-            if outcome.failure is not None:
-                raise outcome.failure
-            return result
-        raise self._error(plan, place, outcome, decided, target)
+        if ended is None:
+            error = error_of(
+                outcome,
+                plan=plan,
+                evidence=evidence,
+                handed=handed,
+                target=target,
+                environ=self._settings.environ,
+            )
+            self.breaker.record(launched=evidence.start_seen, cause=error.cause)
+            raise error
+        self.breaker.record(launched=True)
+        if outcome.failure is not None:
+            raise outcome.failure
+        return ended
 
     def _launch_deadline_s(self, step: Step, target: str) -> float:
         creates = step.container is not None and step.container.image is not None
         wanted = step.launch_deadline_s or (CREATE_DEADLINE_S if creates else LAUNCH_DEADLINE_S)
-        remaining = self.launcher.remaining_s()
-        if remaining is None:
-            return wanted
         command = 0.0 if step.timeout_s is None else step.timeout_s + KILL_AFTER_S + step.grace_s
+        remaining = self._remaining_s()
         if remaining <= command:
-            raise StepNotLaunched(
-                f"{target} was not started: the allocation ends in {max(0.0, remaining):.0f} s, and the command needs up to "
-                f"{command:.0f} s (timeout, KILL and grace). Shorten the timeout, or run it in a longer allocation.",
-                provable_non_execution=True,
-                status=Fence.UNSPAWNED,
-                evidence=Evidence(deadline="allocation_end"),
-                hint="The allocation ends too soon for another attempt.",
+            raise _not_started(
+                target,
+                f"the allocation ends in {max(0.0, remaining):.0f} s, and the command may take {command:.0f} s with "
+                "its grace. Shorten the timeout, or run it in a longer allocation.",
                 cause="allocation-end",
-                transient=False,
-                target=target,
+                deadline="allocation_end",
             )
         return min(wanted, remaining - command)
 
-    def _fence(self, place: _Place, step: Step, nonces: Nonces, target: str) -> AttemptFence:
-        facts = {
-            "target": target,
-            "ntasks": step.ntasks,
-            "job": self.allocation.job_id if self.allocation else None,
-            "owner_pid": os.getpid(),
-        }
+    def _fence(self, place: Place, step: Step, nonces: Nonces, target: str) -> AttemptFence:
+        job = self.allocation.job_id if self.allocation else None
+        facts = {"target": target, "job": job, "owner_pid": os.getpid()}
         try:
             return self.fences.attempt(place.box, ntasks=step.ntasks, nonces=nonces, facts=facts)
         except OSError as error:
-            raise StepNotLaunched(
-                f"{target} was not started: no fence can be made below {self.fences.path}: {error.strerror}. "
-                "Free space there, or choose another --run-dir.",
-                provable_non_execution=True,
-                status=Fence.UNSPAWNED,
-                evidence=Evidence(),
-                hint="The run directory cannot be written.",
+            raise _not_started(
+                target,
+                f"no fence can be made below {self.fences.path}: {error.strerror}. Free space there, or choose another "
+                "--run-dir.",
                 cause="run-dir",
-                transient=False,
-                target=target,
             ) from error
 
-    def _request(self, step: Step, place: _Place, nonces: Nonces) -> Request:
-        isolation = step.isolation or (Isolation.NONE if step.mpi not in (None, "none") else Isolation.AUTO)
-        root = place.is_container and step.container is not None and step.container.remap_root
-        workdir = step.workdir or (step.container.workdir if step.container else None)
-        if workdir is None:
-            workdir = "" if place.is_container else str(Path.cwd())
-        return Request(
-            nonces=nonces,
-            command=step.command,
-            env=step.env,
-            timeout_s=step.timeout_s,
-            kill_after_s=KILL_AFTER_S,
-            forwards_stdin=step.stdin is not None,
-            isolation=isolation,
-            workdir=workdir,
-            merge_stderr=step.merge_stderr,
-            ntasks=step.ntasks,
-            rootfs=place.rootfs,
-            uid=0 if root else os.getuid(),
-            gid=0 if root else os.getgid(),
-            covers=place.covers,
-        )
-
-    def _settle(self, plan: Plan, place: _Place, fence: AttemptFence, outcome: Outcome) -> Exit:
-        """Hand the process over to the reaper, and end the step where it must not go on."""
+    def _hand_over(self, plan: Plan, place: Place, fence: AttemptFence, outcome: Outcome) -> None:
+        """Leave the process to the reaper, and have the step ended where it must not go on."""
         process = outcome.process
         completed = outcome.verdict is Verdict.COMPLETED
+        if process is None:
+            return
 
-        def then() -> None:
+        def clean() -> None:
             if completed:
                 fence.retire()
-                if place.single_use:
+                if place.is_single_use:
                     self.fences.forget(place.box)
 
-        if process is None:
-            return Exit()
-        handed = process.exit
-        if not outcome.needs_end:
-            self._reaper.take(process, then=then)
-            return handed
-        step_id = next((start.step_id for start in outcome.starts.values() if start.step_id), "")
-
         def end() -> None:
+            step_id = next((start.step_id for start in outcome.starts.values() if start.step_id), "")
             self.launcher.end(process, step_id=step_id, step_name=plan.step_name, patience_s=_END_PATIENCE_S)
-            self._reaper.take(process, then=then)
-            if place.fresh and place.real_name and place.node and isinstance(self.launcher, SrunLauncher):
-                self.launcher.remove_rootfs(place.real_name, node=place.node)
+            if place.creates and place.node:
+                self.launcher.remove_container(place.creates, node=place.node)
+            self._reaper.take(process, then=clean)
 
-        if process.poll() is not None and not place.fresh:
-            self._reaper.take(process, then=then)
-        else:
+        if outcome.needs_end and (process.poll() is None or place.creates):
             self._reaper.do(end)
-        return handed
-
-    # ---- containers -----------------------------------------------------------------------------------------
-
-    def _image(self, step: Step) -> str | None:
-        if step.container is None or step.container.image is None:
-            return None
-        return normalise(step.container.image, cwd=str(Path.cwd()))
-
-    @contextlib.contextmanager
-    def _place(self, step: Step, *, image: str | None, wait_s: float) -> Iterator[_Place]:
-        container = step.container
-        root = str(self.fences.path)
-        if container is None:
-            source = self.fences.box(_BARE)
-            yield _Place(box=_BARE, fence_target=str(source), covers=(root,), node=step.node)
-            return
-        mounts = check_mounts(container.mounts)
-        covers = (FENCE_TARGET, root, *_seen_through(mounts, root))
-        if container.name is None:
-            if image is None:
-                raise BadInput("a container needs an image, or the name of one that was created before")
-            box = f"u-{secrets.token_hex(6)}"
-            yield _Place(
-                box=box,
-                fence_target=FENCE_TARGET,
-                covers=covers,
-                node=step.node,
-                image=image,
-                mounts=(*mounts, Mount(str(self.fences.box(box)), FENCE_TARGET)),
-                single_use=True,
-                is_container=True,
-            )
-            return
-        node = self._node_for(step)
-        with self._containers.entry(container, image=image, node=node, wait_s=wait_s) as claim:
-            entry = claim.entry
-            yield _Place(
-                box=entry.box,
-                fence_target=FENCE_TARGET,
-                covers=covers,
-                node=node,
-                image=entry.image if entry.fresh else None,
-                real_name=entry.real,
-                rootfs=entry.rootfs if container.writable else "-",
-                mounts=(*mounts, Mount(str(self.fences.box(entry.box)), FENCE_TARGET)),
-                claim=claim,
-                fresh=entry.fresh,
-                is_container=True,
-            )
-
-    def _node_for(self, step: Step) -> str:
-        """A named container is on one node: the one asked for, or the first of the allocation."""
-        if step.nodes != 1:
-            raise BadInput("a named container is on one node: run one step a node, or leave the name out")
-        if step.node is not None:
-            return step.node
-        nodes = self.allocation.nodes if self.allocation else ()
-        if not nodes:
-            raise BadInput("a named container needs a node, and the allocation's nodes are unknown: give --node")
-        return nodes[0]
-
-    # ---- takeover -------------------------------------------------------------------------------------------
-
-    def _take_over(self, target: str) -> None:
-        """Revoke what a dead runner left under this target.
-
-        Raises:
-            RunnerError: its runner is alive on this machine.
-            StepOutcomeUnknown: an attempt may have run.
-        """
-        try:
-            for left in self._targets.left(target):
-                if left.owner.is_alive():
-                    raise RunnerError(
-                        f"{target} is being run by process {left.owner.pid} on {left.owner.host}: wait for it, or end it first"
-                    )
-                fences = left.fence.revoke()
-                if all(f is Fence.REVOKED for f in fences) and left.fence.is_intact():
-                    left.record.unlink(missing_ok=True)
-                    continue
-                self._refuse_takeover(target, left.fence, fences)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StepOutcomeUnknown(
-                f"{target} may have run: an attempt on record for it cannot be revoked ({error})",
-                provable_non_execution=False,
-                status=Fence.UNDECIDED,
-                evidence=Evidence(status=Fence.UNDECIDED),
-                hint="Look at the run directory's targets/ and fences/, and requeue by hand.",
-                target=target,
-            ) from error
-
-    @staticmethod
-    def _refuse_takeover(target: str, fence: AttemptFence, fences: tuple[Fence, ...]) -> None:
-        status = "finished" if fence.has_finished() else "started"
-        raise StepOutcomeUnknown(
-            f"{target} may have run: attempt {fence.name}, left by a runner that is gone, is {status}; it is not run again",
-            provable_non_execution=False,
-            status=status,
-            evidence=Evidence(
-                attempt=fence.name, status=status, tasks=tuple(TaskState(t, str(f)) for t, f in enumerate(fences))
-            ),
-            hint="Look at what the command left behind, and requeue it by hand under another target.",
-            target=target,
-        )
-
-    # ---- results and errors ---------------------------------------------------------------------------------
-
-    def _result(self, step: Step, fence: AttemptFence, outcome: Outcome, handed: Exit) -> StepResult:
-        evidence = self._evidence(fence.name, outcome, refusal="")
-        timed_out = any(end.limit for end in outcome.ends.values())
-        codes = [end.returncode or 0 for end in outcome.ends.values()]
-        stdout, stderr, complete = outcome.stdout, outcome.stderr, outcome.streams_complete
-        if step.ntasks > 1:
-            stdout, stderr, complete = _read_outputs(step, fence)
-        return StepResult(
-            returncode=124 if timed_out else max(codes),
-            stdout=stdout.data,
-            stderr=stderr.data,
-            timed_out=timed_out,
-            output_complete=complete and not stdout.dropped and not stderr.dropped,
-            node=evidence.node,
-            step_id=evidence.step_id,
-            launch_s=outcome.launch_s,
-            duration_s=outcome.duration_s,
-            evidence=evidence,
-            stdout_dropped=stdout.dropped,
-            stderr_dropped=stderr.dropped,
-            tasks=evidence.tasks,
-            exit=handed,
-        )
-
-    def _evidence(self, attempt: str, outcome: Outcome, *, refusal: str) -> Evidence:
-        starts = [outcome.starts[task] for task in sorted(outcome.starts)]
-        words = outcome.words.text()
-        if outcome.verdict is not Verdict.COMPLETED and outcome.starts:
-            words += outcome.stderr.data[-4096:].decode(errors="replace")
-        environment = getattr(self.launcher, "environment", {})
-        return Evidence(
-            attempt=attempt,
-            srun_rc=outcome.process.exit.returncode if outcome.process else None,
-            status=_status(outcome),
-            tasks=tuple(
-                TaskState(
-                    task=task,
-                    status="finished" if seen.end and seen.end.is_result else str(seen.fence),
-                    returncode=seen.end.returncode if seen.end else None,
-                    node=outcome.starts[task].node if task in outcome.starts else "",
-                )
-                for task, seen in enumerate(outcome.tasks)
-            ),
-            start_seen=bool(outcome.starts),
-            end_seen=bool(outcome.ends),
-            refusal=refusal,
-            stderr_tail=redact(words)[-8192:],
-            noise=redact(outcome.noise.text())[-2048:],
-            step_id=next((s.step_id for s in starts if s.step_id), ""),
-            node=next((s.node for s in starts if s.node), ""),
-            deadline=outcome.deadline,
-            isolation=next((e.isolation for e in outcome.ends.values() if e.isolation), ""),
-            environment=tuple(sorted(environment)),
-        )
-
-    def _error(self, plan: Plan, place: _Place, outcome: Outcome, handed: Exit, target: str) -> StepNotLaunched:
-        refusal = next(iter(outcome.refusals.values()), None)
-        evidence = self._evidence(plan.attempt, outcome, refusal=refusal.reason if refusal else "")
-        node = evidence.node or place.node or ""
-        hint = hint_for(
-            evidence.stderr_tail + outcome.spawn_error,
-            srun_rc=handed.returncode,
-            image=place.image,
-            node=node,
-            binding_variables=binding_variables(self._settings.environ),
-            refusal=evidence.refusal,
-            slurm_conf=self._settings.environ.get("SLURM_CONF", ""),
-            deadline=outcome.deadline,
-        )
-        proven = outcome.verdict is Verdict.NEVER_RAN
-        self.breaker.record(launched=bool(outcome.starts), cause=hint.slug)
-        where = f"step {evidence.step_id or plan.step_name}" + (f" on {node}" if node else "")
-        said = "provably never ran" if proven else "may have run"
-        why = f"{refusal.reason} ({refusal.detail})" if refusal else hint.text
-        passed = f"{outcome.deadline} passed; " if outcome.deadline else ""
-        kind = StepNotLaunched if proven else StepOutcomeUnknown
-        return kind(
-            f"{where} {said}: {passed}{redact(why)}{_task_list(evidence)}",
-            provable_non_execution=proven,
-            status=evidence.status,
-            evidence=evidence,
-            srun_rc=handed.returncode,
-            hint=hint.text,
-            cause=hint.slug,
-            transient=hint.transient,
-            target=target,
-        )
+        else:
+            self._reaper.take(process, then=clean)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an attempt runs, and what of the fence is seen from there."""
+def _request(step: Step, place: Place, nonces: Nonces) -> Request:
+    parallel = step.mpi not in (None, "none")
+    return Request(
+        nonces=nonces,
+        command=step.command,
+        env=step.env,
+        timeout_s=step.timeout_s,
+        kill_after_s=KILL_AFTER_S,
+        forwards_stdin=step.stdin is not None,
+        isolation=step.isolation or (Isolation.NONE if parallel else Isolation.AUTO),
+        workdir=place.workdir,
+        merge_stderr=step.merge_stderr,
+        ntasks=step.ntasks,
+        rootfs=place.rootfs,
+        uid=place.uid,
+        gid=place.gid,
+        covers=place.covers,
+    )
 
-    box: str
-    fence_target: str
-    covers: tuple[str, ...]
-    node: str | None = None
-    image: str | None = None
-    real_name: str | None = None
-    rootfs: str = "-"
-    mounts: tuple[Mount, ...] = ()
-    claim: Claim | None = None
-    single_use: bool = False
-    fresh: bool = False
-    is_container: bool = False
 
-    @property
-    def on_start(self) -> Callable[[], object] | None:
-        """What to do at the start sentinel."""
-        return self.claim.created if self.claim else None
+def _not_started(target: str, why: str, *, cause: str, deadline: str | None = None) -> StepNotLaunched:
+    """Return the error for an attempt that was never spawned, and would not be the next time either."""
+    return StepNotLaunched(
+        f"{target} was not started: {why}",
+        provable_non_execution=True,
+        status=Fence.UNSPAWNED,
+        evidence=Evidence(deadline=deadline),
+        hint=why,
+        cause=cause,
+        transient=False,
+        target=target,
+    )
 
 
 def _check(step: Step) -> None:
@@ -529,52 +303,3 @@ def _check(step: Step) -> None:
     for path in (step.workdir, step.container.workdir if step.container else None):
         if path is not None and not path.startswith("/"):
             raise BadInput(f"workdir {path!r} is not absolute: the node has another idea of what it is relative to")
-
-
-def _prefix(allocation: Allocation | None) -> str:
-    return f"{allocation.job_id}-{allocation.restart_count}" if allocation else "0-0"
-
-
-def _seen_through(mounts: tuple[Mount, ...], root: str) -> Iterator[str]:
-    """Give the paths under which a container's own mounts show the fences."""
-    for mount in mounts:
-        source = os.path.realpath(mount.source)
-        if root == source or root.startswith(source.rstrip("/") + "/"):
-            yield mount.target.rstrip("/") + root[len(source.rstrip("/")) :]
-
-
-def _status(outcome: Outcome) -> str:
-    if outcome.verdict is Verdict.COMPLETED:
-        return "finished"
-    fences = {seen.fence for seen in outcome.tasks}
-    for fence in (Fence.UNDECIDED, Fence.STARTED, Fence.REVOKED):
-        if fence in fences:
-            return str(fence)
-    return str(Fence.UNSPAWNED)
-
-
-def _task_list(evidence: Evidence) -> str:
-    if len(evidence.tasks) < 2:
-        return ""
-    told = ", ".join(f"{t.task} {t.status}" + (f" on {t.node}" if t.node else "") for t in evidence.tasks)
-    return f" Tasks: {told}."
-
-
-def _read_outputs(step: Step, fence: AttemptFence) -> tuple[HeadTail, HeadTail, bool]:
-    """Read what many tasks wrote, one after the other by number, within the step's bound."""
-    streams = []
-    complete = True
-    for name, callback in (("out", step.on_stdout), ("err", step.on_stderr)):
-        kept = HeadTail(step.keep_bytes)
-        for task in range(step.ntasks):
-            try:
-                with (fence.path / f"{name}.{task}").open("rb") as file:
-                    while piece := file.read(256 * 1024):
-                        kept(piece)
-                        if callback is not None:
-                            callback(piece)
-            except OSError:
-                complete = False
-        streams.append(kept)
-    return streams[0], streams[1], complete
-

@@ -99,8 +99,7 @@ def parse_finished(contents: bytes, nonces: Nonces, task: int) -> End | None:
     words = contents.decode(errors="replace").split(" ")
     if len(words) != 4 or words[0] != nonces.end or words[3] != nonces.end + "\n":
         return None
-    end = parse_end(f"{task} {words[1]} {words[2]} - -".encode())
-    return end
+    return parse_end(f"{task} {words[1]} {words[2]} - -".encode())
 
 
 class Tail:

@@ -69,7 +69,7 @@ class Streams:
 
     def is_over(self, now: float, *, stragglers_s: float) -> bool:
         """Whether nothing more is worth waiting for."""
-        if all(self._ended) or len(self.refusals) + len(self.ends) >= self.ntasks and self.refusals:
+        if all(self._ended) or (len(self.refusals) + len(self.ends) >= self.ntasks and self.refusals):
             return True
         if any(self._ended):
             self._half_since = self._half_since if self._half_since is not None else now

@@ -95,7 +95,7 @@ def _boot_id() -> str:
 
 def _pid_namespace() -> str:
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
+        return str(Path("/proc/self/ns/pid").readlink())
     return ""
 
 

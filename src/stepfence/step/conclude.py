@@ -1,0 +1,152 @@
+"""From what one attempt came to, to what the caller gets: a result, or an error with evidence and a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from stepfence.errors import StepNotLaunched, StepOutcomeUnknown
+from stepfence.launch.environment import binding_variables
+from stepfence.launch.process import Exit, Plan
+from stepfence.model import Evidence, Step, TaskState, Verdict
+from stepfence.redact import redact
+from stepfence.step.attempt import Outcome
+from stepfence.step.classify import Fence
+from stepfence.step.fence import AttemptFence
+from stepfence.step.hints import hint_for
+from stepfence.step.output import HeadTail
+from stepfence.step.result import StepResult
+
+_TAIL_CHARS = 8192
+TIMED_OUT = 124
+"""The return code of a command whose time limit fired, as timeout(1)'s."""
+
+
+def evidence_of(outcome: Outcome, *, attempt: str, environment: Collection[str]) -> Evidence:
+    """Return all that was seen of an attempt; secrets of known shape are blanked."""
+    starts = [outcome.starts[task] for task in sorted(outcome.starts)]
+    words = outcome.words.text() + outcome.spawn_error
+    if outcome.verdict is not Verdict.COMPLETED and outcome.starts:
+        # Without an end sentinel srun's last words are in what was taken for the command's.
+        words += outcome.stderr.data[-4096:].decode(errors="replace")
+    refusal = next(iter(outcome.refusals.values()), None)
+    return Evidence(
+        attempt=attempt,
+        srun_rc=outcome.process.exit.returncode if outcome.process else None,
+        status=_status(outcome),
+        tasks=tuple(
+            TaskState(
+                task=task,
+                status="finished" if seen.end and seen.end.is_result else str(seen.fence),
+                returncode=seen.end.returncode if seen.end else None,
+                node=outcome.starts[task].node if task in outcome.starts else "",
+            )
+            for task, seen in enumerate(outcome.tasks)
+        ),
+        start_seen=bool(outcome.starts),
+        end_seen=bool(outcome.ends),
+        refusal=refusal.reason if refusal else "",
+        stderr_tail=redact(words)[-_TAIL_CHARS:],
+        noise=redact(outcome.noise.text())[-_TAIL_CHARS:],
+        step_id=next((start.step_id for start in starts if start.step_id), ""),
+        node=next((start.node for start in starts if start.node), ""),
+        deadline=outcome.deadline,
+        isolation=next((end.isolation for end in outcome.ends.values() if end.isolation), ""),
+        survivors=tuple(pid for end in outcome.ends.values() for pid in end.survivors),
+        environment=tuple(sorted(environment)),
+    )
+
+
+def result_of(outcome: Outcome, *, step: Step, fence: AttemptFence, evidence: Evidence, handed: Exit) -> StepResult:
+    """Return the result of an attempt whose tasks all ended."""
+    timed_out = any(end.limit for end in outcome.ends.values())
+    stdout, stderr, complete = outcome.stdout, outcome.stderr, outcome.streams_complete
+    if step.ntasks > 1:
+        stdout, stderr, complete = _read_outputs(step, fence)
+    return StepResult(
+        returncode=TIMED_OUT if timed_out else max(end.returncode or 0 for end in outcome.ends.values()),
+        stdout=stdout.data,
+        stderr=stderr.data,
+        timed_out=timed_out,
+        output_complete=complete and not stdout.dropped and not stderr.dropped,
+        node=evidence.node,
+        step_id=evidence.step_id,
+        launch_s=outcome.launch_s,
+        duration_s=outcome.duration_s,
+        evidence=evidence,
+        stdout_dropped=stdout.dropped,
+        stderr_dropped=stderr.dropped,
+        tasks=evidence.tasks,
+        exit=handed,
+    )
+
+
+def error_of(
+    outcome: Outcome, *, plan: Plan, evidence: Evidence, handed: Exit, target: str, environ: Mapping[str, str]
+) -> StepNotLaunched:
+    """Return the error for an attempt without a result: what it proves, what probably happened, what to do."""
+    node = evidence.node or plan.node or ""
+    hint = hint_for(
+        evidence.stderr_tail,
+        srun_rc=handed.returncode,
+        image=plan.image,
+        node=node,
+        binding_variables=binding_variables(environ),
+        refusal=evidence.refusal,
+        slurm_conf=environ.get("SLURM_CONF", ""),
+        deadline=outcome.deadline,
+    )
+    proven = outcome.verdict is Verdict.NEVER_RAN
+    refusal = next(iter(outcome.refusals.values()), None)
+    told = [
+        f"step {evidence.step_id or plan.step_name}" + (f" on {node}" if node else ""),
+        "provably never ran:" if proven else "may have run:",
+        f"{outcome.deadline} passed." if outcome.deadline else "",
+        redact(f"{refusal.reason} ({refusal.detail})." if refusal else ""),
+        hint.text,
+        _task_list(evidence),
+    ]
+    kind = StepNotLaunched if proven else StepOutcomeUnknown
+    return kind(
+        " ".join(part for part in told if part),
+        provable_non_execution=proven,
+        status=evidence.status,
+        evidence=evidence,
+        srun_rc=handed.returncode,
+        hint=hint.text,
+        cause=hint.slug,
+        transient=hint.transient,
+        target=target,
+    )
+
+
+def _status(outcome: Outcome) -> str:
+    if outcome.verdict is Verdict.COMPLETED:
+        return "finished"
+    found = {seen.fence for seen in outcome.tasks}
+    return str(next(f for f in (Fence.UNDECIDED, Fence.STARTED, Fence.REVOKED, Fence.UNSPAWNED) if f in found))
+
+
+def _task_list(evidence: Evidence) -> str:
+    if len(evidence.tasks) < 2:
+        return ""
+    told = (f"{t.task} {t.status}" + (f" on {t.node}" if t.node else "") for t in evidence.tasks)
+    return f"Tasks: {', '.join(told)}."
+
+
+def _read_outputs(step: Step, fence: AttemptFence) -> tuple[HeadTail, HeadTail, bool]:
+    """Read what many tasks wrote, one after the other by number, within the step's bound."""
+    streams = []
+    complete = True
+    for name, callback in (("out", step.on_stdout), ("err", step.on_stderr)):
+        kept = HeadTail(step.keep_bytes)
+        for task in range(step.ntasks):
+            try:
+                with (fence.path / f"{name}.{task}").open("rb") as file:
+                    while piece := file.read(256 * 1024):
+                        kept(piece)
+                        if callback is not None:
+                            callback(piece)
+            except OSError:
+                complete = False
+        streams.append(kept)
+    return streams[0], streams[1], complete

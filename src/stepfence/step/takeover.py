@@ -1,0 +1,52 @@
+"""Take over a target's work: a dead runner's attempts outlive it, so they are revoked first."""
+
+from __future__ import annotations
+
+from stepfence.errors import RunnerError, StepOutcomeUnknown
+from stepfence.model import Evidence, TaskState
+from stepfence.step.classify import Fence
+from stepfence.step.fence import AttemptFence
+from stepfence.step.targets import Targets
+
+
+def take_over(target: str, targets: Targets) -> None:
+    """Revoke every attempt that is on record for a target.
+
+    Raises:
+        RunnerError: its runner is alive on this machine.
+        StepOutcomeUnknown: an attempt may have run, so the target is not run again by itself.
+    """
+    try:
+        for left in targets.left(target):
+            if left.owner.is_alive():
+                raise RunnerError(
+                    f"{target} is being run by process {left.owner.pid} on {left.owner.host}: wait for it, or end it"
+                )
+            fences = left.fence.revoke()
+            if any(fence is not Fence.REVOKED for fence in fences) or not left.fence.is_intact():
+                raise _may_have_run(target, left.fence, fences)
+            left.record.unlink(missing_ok=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StepOutcomeUnknown(
+            f"{target} may have run: an attempt on record for it cannot be revoked ({error})",
+            provable_non_execution=False,
+            status=Fence.UNDECIDED,
+            evidence=Evidence(status=Fence.UNDECIDED),
+            hint="Look at targets/ and fences/ in the run directory, and run it by hand under another target.",
+            cause="takeover",
+            target=target,
+        ) from error
+
+
+def _may_have_run(target: str, fence: AttemptFence, fences: tuple[Fence, ...]) -> StepOutcomeUnknown:
+    status = "finished" if fence.has_finished() else str(Fence.STARTED)
+    tasks = tuple(TaskState(task, str(found)) for task, found in enumerate(fences))
+    return StepOutcomeUnknown(
+        f"{target} may have run: attempt {fence.name} of a runner that is gone is {status}; it is not run again",
+        provable_non_execution=False,
+        status=status,
+        evidence=Evidence(attempt=fence.name, status=status, tasks=tasks),
+        hint="Look at what the command left behind, and run it by hand under another target.",
+        cause="takeover",
+        target=target,
+    )
