@@ -1,15 +1,14 @@
 """Expand Slurm's host lists: ``gb[01-03,7]`` into names.
 
-python-hostlist does the work: it keeps Slurm's order and takes several brackets in a name, which ClusterShell 1.10
-does not (it sorts, and refuses ``r[0-1][0-1]``). It is laxer than Slurm, though, so the list is checked first. Slurm in
-turn is laxer than this in one point: an unclosed bracket gives it a host named ``n]``.
+Our own, for want of a library that could be used: python-hostlist is under the GPL, and ClusterShell 1.10 sorts the names
+and refuses ``r[0-1][0-1]``. Stricter than Slurm in one point: an unclosed bracket gives Slurm a host named ``n]``.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-
-import hostlist as python_hostlist
+from collections.abc import Iterator
 
 from stepfence.errors import BadInput
 
@@ -38,10 +37,7 @@ def expand(hostlist: str) -> list[str]:
         _check(element, hostlist)
     if sum(map(_size, elements)) > MOST_NAMES:
         raise _bad(hostlist, f"it names more than {MOST_NAMES} hosts")
-    try:
-        return list(python_hostlist.expand_hostlist(",".join(elements)))
-    except python_hostlist.BadHostlist as error:
-        raise _bad(hostlist, str(error)) from error
+    return list(dict.fromkeys(name for element in elements for name in _names(element)))
 
 
 def _elements(hostlist: str) -> list[str]:
@@ -63,6 +59,21 @@ def _check(element: str, hostlist: str) -> None:
             raise _bad(hostlist, f"the range {low}-{high} descends")
         if int(high) - int(low) >= MOST_IN_RANGE:
             raise _bad(hostlist, f"the range {low}-{high} has more than {MOST_IN_RANGE} numbers")
+
+
+def _names(element: str) -> Iterator[str]:
+    """Give the names of an element that was checked: literals and brackets take turns in it."""
+    pieces = [
+        list(_numbers(text)) if is_bracket % 2 else [text] for is_bracket, text in enumerate(_BRACKET.split(element))
+    ]
+    return map("".join, itertools.product(*pieces))
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        low, _, high = part.partition("-")
+        for number in range(int(low), int(high or low) + 1):
+            yield f"{number:0{len(low)}d}"
 
 
 def _size(element: str) -> int:
