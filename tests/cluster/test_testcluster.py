@@ -300,7 +300,7 @@ def test_each_node_has_its_own_processes_and_plugstack(cluster: Any, environment
     node = cluster.node("node2")
     before = node.layout.plugstack.read_text()
     node.set_plugstack("# only here\n")
-    done = run("srun", "-l", "-N2", "cat", cluster.layout.plugstack, env=environment)
+    done = run("srun", "-l", "-w", "node1,node2", "cat", cluster.layout.plugstack, env=environment)
     node.set_plugstack(before)
     assert sorted(done.stdout.splitlines()) == ["0: # no plugin here", "1: # only here"]
     seen = run("srun", "-N1", "readlink", "/proc/self/ns/pid", env=environment).stdout
@@ -340,12 +340,14 @@ def test_a_delay_holds_up_launches_on_its_node_alone(
 def test_a_stopped_slurmd_launches_nothing_until_it_goes_on(cluster: Any, environment: dict[str, str]) -> None:
     daemon = cluster.node("node3").slurmd
     daemon.stop()
-    assert daemon.process.state == "T"
+    assert eventually(lambda: daemon.process.state == "T")
     step = subprocess.Popen(["srun", "-w", "node3", "hostname"], env=environment, stdout=subprocess.PIPE, text=True)
-    with pytest.raises(subprocess.TimeoutExpired):
-        step.wait(timeout=1)
-    daemon.cont()
-    assert step.communicate(timeout=10) == ("node3\n", None)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            step.wait(timeout=1)
+    finally:
+        daemon.cont()
+    assert step.communicate(timeout=30)[0] == "node3\n"
 
 
 def test_a_slurmstepd_is_found_by_its_step(cluster: Any, environment: dict[str, str]) -> None:
@@ -358,7 +360,7 @@ def test_a_slurmstepd_is_found_by_its_step(cluster: Any, environment: dict[str, 
     assert node.stepds(f"{job_id}.1") == node.stepds("999999") == []
     assert cluster.node("node2").stepds() == []
     assert ctl(cluster.layout.root, "stop", f"stepd@node1:{job_id}.0").returncode == 0
-    assert stepd.state == "T"
+    assert eventually(lambda: stepd.state == "T")
     assert ctl(cluster.layout.root, "cont", f"stepd@node1:{job_id}.0").returncode == 0
     assert step.wait(timeout=10) == 0
     assert eventually(lambda: not stepd.alive)
@@ -369,7 +371,7 @@ def test_a_whole_node_stops_and_goes_on(cluster: Any, environment: dict[str, str
     step = subprocess.Popen(["srun", "-w", "node4", "sh", "-c", "sleep 1; hostname"], env=environment)
     assert eventually(lambda: cluster.node("node4").stepds())
     assert ctl(root, "stop-node", "node4").returncode == 0
-    assert {process.state for process in cluster.node("node4").processes()} == {"T"}
+    assert eventually(lambda: {process.state for process in cluster.node("node4").processes()} == {"T"})
     assert ctl(root, "cont-node", "node4").returncode == 0
     assert step.wait(timeout=10) == 0
 
@@ -460,7 +462,7 @@ def test_git_and_patch_work_in_the_image(make_directory: Callable[[], Path], tmp
     script = (
         'mount --bind /dev "$1/dev" && exec chroot "$1" sh -ec \'cd /tmp; git init -q x; cd x; echo a > f; git add f;'
         " git -c user.name=n -c user.email=e commit -qm m; echo b > f; git diff > ../p; git checkout -q f;"
-        " git apply ../p; patch -sR -p1 < ../p; git apply --3way ../p; cat f'"
+        " git apply ../p; patch -sR -p1 < ../p; git checkout -q f; git apply --3way ../p; cat f'"
     )
     done = run("unshare", "--mount", "sh", "-c", script, "sh", root)
     assert done.stdout == "b\n", done.stderr

@@ -239,7 +239,8 @@ def _status(cluster: Cluster, *, as_json: bool) -> int:
     return 0
 
 
-def _target(cluster: Cluster, name: str) -> Node | Daemon | list[Process]:
+def _targets(cluster: Cluster, name: str) -> Sequence[Node | Daemon | Process]:
+    """Return what a target's name means: a node, a daemon, or every slurmstepd of a step on a node."""
     if name.startswith("stepd@"):
         where, _, step = name.removeprefix("stepd@").partition(":")
         found = cluster.node(where).stepds(step or None)
@@ -247,37 +248,32 @@ def _target(cluster: Cluster, name: str) -> Node | Daemon | list[Process]:
             raise ClusterError(f"no slurmstepd of {step or 'any step'} on {where}")
         return found
     if name in cluster.description.settings.node_names:
-        return cluster.node(name)
-    return cluster.daemon(name)
+        return [cluster.node(name)]
+    return [cluster.daemon(name)]
 
 
 def _stop(cluster: Cluster, arguments: list[str]) -> int:
-    _signal_or(_target(cluster, arguments[0]), signal.SIGSTOP, lambda target: target.stop())
+    for target in _targets(cluster, arguments[0]):
+        target.stop()
     return 0
 
 
 def _cont(cluster: Cluster, arguments: list[str]) -> int:
-    _signal_or(_target(cluster, arguments[0]), signal.SIGCONT, lambda target: target.cont())
+    for target in _targets(cluster, arguments[0]):
+        target.cont()
     return 0
 
 
 def _kill(cluster: Cluster, arguments: list[str]) -> int:
-    target = _target(cluster, arguments[0])
-    if isinstance(target, Node) and not target.kill():
-        raise ClusterError(f"{target.name}: something still runs, although killed")
-    if not isinstance(target, Node):
-        _signal_or(target, signal.SIGKILL, lambda other: other.kill())
+    for target in _targets(cluster, arguments[0]):
+        match target:
+            case Process():
+                target.signal(signal.SIGKILL)
+            case Daemon():
+                target.kill()
+            case Node() if not target.kill():
+                raise ClusterError(f"{target.name}: something still runs, although killed")
     return 0
-
-
-def _signal_or(
-    target: Node | Daemon | list[Process], number: signal.Signals, act: Callable[[Node | Daemon], object]
-) -> None:
-    if isinstance(target, list):
-        for process in target:
-            process.signal(number)
-    else:
-        act(target)
 
 
 def _wait(cluster: Cluster, arguments: list[str]) -> int:
@@ -286,23 +282,23 @@ def _wait(cluster: Cluster, arguments: list[str]) -> int:
 
 
 def _start(cluster: Cluster, arguments: list[str]) -> int:
-    target = _target(cluster, arguments[0])
-    if isinstance(target, list):
-        raise ClusterError("Slurm starts slurmstepd, not this command: `cont` lets a stopped one go on")
-    target.start()
+    for target in _targets(cluster, arguments[0]):
+        if isinstance(target, Process):
+            raise ClusterError("Slurm starts slurmstepd, not this command: `cont` lets a stopped one go on")
+        target.start()
     return 0
 
 
 def _restart(cluster: Cluster, arguments: list[str]) -> int:
-    target = _target(cluster, arguments[0])
-    match target:
-        case Node():
-            target.kill()
-            target.start()
-        case Daemon():
-            target.restart()
-        case _:
-            raise ClusterError("a slurmstepd cannot be restarted")
+    for target in _targets(cluster, arguments[0]):
+        match target:
+            case Node():
+                target.kill()
+                target.start()
+            case Daemon():
+                target.restart()
+            case _:
+                raise ClusterError("a slurmstepd cannot be restarted")
     return 0
 
 

@@ -76,7 +76,7 @@ class Daemon:
             started = namespaces.start(self._command(), env=self._environment(), log=self.log, inside=inside)
             write(self._record, json.dumps(asdict(started)) + "\n")
         elif running.state == "T":
-            running.signal(signal.SIGCONT)
+            running.cont()
         if wait:
             self.wait_ready()
 
@@ -110,11 +110,11 @@ class Daemon:
 
     def stop(self) -> None:
         """Stop it (SIGSTOP): it keeps its connections and answers nothing."""
-        self._required().signal(signal.SIGSTOP)
+        self._required().stop()
 
     def cont(self) -> None:
         """Let it go on after `stop`."""
-        self._required().signal(signal.SIGCONT)
+        self._required().cont()
 
     def restart(self) -> None:
         """End it in good order if it runs, and start it."""

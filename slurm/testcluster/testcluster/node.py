@@ -132,14 +132,14 @@ class Node:
         # Again until nothing new shows up: a process may fork while the others are stopped.
         while fresh := set(self.processes()) - stopped:
             for process in fresh:
-                process.signal(signal.SIGSTOP)
+                process.stop()
             stopped |= fresh
 
     def cont(self) -> None:
         """Let everything on the node that is stopped go on."""
         for process in self.processes():
             if process.state == "T":
-                process.signal(signal.SIGCONT)
+                process.cont()
 
     def cut(self) -> None:
         """Cut the node off the network (needs netns): no packet passes, no connection is closed."""

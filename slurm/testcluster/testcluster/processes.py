@@ -94,6 +94,17 @@ class Process:
             os.close(handle)
         return True
 
+    def stop(self) -> None:
+        """Send STOP and wait, for a second at most, until it has stopped: the signal alone takes effect later."""
+        deadline = time.monotonic() + 1
+        if self.signal(signal.SIGSTOP):
+            while self.state not in (None, "T") and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    def cont(self) -> None:
+        """Let it go on after `stop`."""
+        self.signal(signal.SIGCONT)
+
     def wait_gone(self, timeout_s: float) -> bool:
         """Wait until it has ended; return False when it still runs after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
