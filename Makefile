@@ -1,0 +1,74 @@
+# Every target does its own set-up: packages (as root, on Debian), a virtual environment, the built wheel in it.
+# A second call costs next to nothing. `make VENV=DIR TARGET` uses another environment.
+
+PYTHON ?= python3
+# A developer's editable install in .venv is left alone: what is tested here is the wheel. Tests run as root run the
+# command line as an ordinary user, who must be able to get at the environment.
+HERE := $(CURDIR)
+EDITABLE := $(shell grep -ls '"editable": *true' .venv/lib/python3*/site-packages/stepfence-*.dist-info/direct_url.json)
+REACHABLE := $(shell .ci/reachable $(HERE))
+VENV ?= $(if $(REACHABLE),$(if $(EDITABLE),$(HERE)/build/venv,$(HERE)/.venv),/var/tmp/stepfence-$(shell echo $(HERE) | cksum | cut -d' ' -f1))
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stepfence-wheel
+DEV := $(VENV)/.stepfence-dev
+SOURCES := $(shell find src -type f ! -name '*.pyc') pyproject.toml README.md LICENSE
+SCRIPTS := $(shell find .ci slurm tests benchmarks -type f -exec awk 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} +)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test check chaos bench test-pyxis clean packages-venv packages-check packages-test
+.DEFAULT_GOAL := test
+
+## demo: a small batch with launch faults, on this machine alone; writes stepfence-demo/report.html
+demo: $(STAMP)
+	$(BIN)/stepfence demo --out stepfence-demo
+
+## test: everything but the tests marked slow; as root with a real Slurm on this machine
+test: packages-test $(DEV)
+	$(PYTEST) -m "not slow"
+
+## check: lint, types, shell scripts, spelling, direction of imports
+check: packages-check $(DEV)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	shellcheck -s sh src/stepfence/step/*.sh
+	shellcheck $(SCRIPTS)
+	$(BIN)/codespell
+	$(PYTEST) -q tests/unit/test_imports.py
+	@echo "check: 6 of 6 passed"
+
+## chaos: random faults on a real Slurm
+chaos: packages-test $(DEV)
+	$(PYTEST) tests/chaos
+
+## bench: what a step costs
+bench: packages-test $(DEV)
+	set -e; for script in benchmarks/*.py; do $(BIN)/python $$script; done
+
+## test-pyxis: the cluster's tests against an installed Pyxis; STEPFENCE_TEST_PLUGSTACK is its line for plugstack.conf
+test-pyxis: packages-test $(DEV)
+	@test -n "$$STEPFENCE_TEST_PLUGSTACK" || { \
+	  echo "test-pyxis: set STEPFENCE_TEST_PLUGSTACK to Pyxis's line for plugstack.conf, see docs/pyxis.md" >&2; exit 2; }
+	$(PYTEST) tests/cluster -m "not standin and not slow"
+
+## clean: remove what the other targets made
+clean:
+	rm -rf build dist stepfence-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find src tests slurm benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	if [ -e $(STAMP) ]; then rm -rf $(VENV); fi
+
+packages-venv packages-check packages-test:
+	@.ci/packages $(@:packages-%=%)
+
+$(BIN)/python: | packages-venv
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): $(SOURCES) | $(BIN)/python
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps build/wheel/stepfence-*.whl
+	$(BIN)/python -m pip install --quiet build/wheel/stepfence-*.whl
+	@touch $@
+
+$(DEV): $(STAMP)
+	$(BIN)/python -m pip install --quiet "$$(echo build/wheel/stepfence-*.whl)[dev]"
+	@touch $@
