@@ -104,7 +104,10 @@ static int name_container(spank_t spank)
         len = snprintf(container->name, sizeof(container->name), "pyxis_%s%u.%u", scope, job, id);
     else
         len = snprintf(container->name, sizeof(container->name), "pyxis_%s%s", scope, args.name);
-    return len < (int)sizeof(container->name) ? 0 : -1;
+    if (len < (int)sizeof(container->name))
+        return 0;
+    slurm_error("pyxis: container name too long: %s", args.name);
+    return -1;
 }
 
 /* Decide whether this step makes, starts or joins a container. */

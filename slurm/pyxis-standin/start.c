@@ -66,6 +66,7 @@ static void keep_namespaces(const struct container *container, int life_fd)
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     prctl(PR_SET_NAME, "enroot"); /* proctrack/linuxproc ends no process called slurmstepd */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody would wake an orphan that has stopped itself */
     dup2(null, STDIN_FILENO);
     dup2(log_fd(), STDOUT_FILENO);
     dup2(log_fd(), STDERR_FILENO);
@@ -76,14 +77,16 @@ static void keep_namespaces(const struct container *container, int life_fd)
         log_line("[ERROR] /etc/enroot/hooks.d/50-injected.sh exited with return code 1");
         _exit(1);
     }
-    while (fault_take("start_hang", container, &seconds))
-        pause();
+    if (fault_take("start_hang", container, &seconds))
+        for (;;)
+            pause();
     if (container->attach)
         _exit(0);
     if (new_namespaces(container) < 0) {
         log_line("enroot-nsenter: failed to create user namespace: %s", strerror(errno));
         _exit(1);
     }
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a new user namespace clears it */
     if (mounts_apply(container) < 0)
         _exit(1);
     rc = probe_shell();
@@ -94,6 +97,7 @@ static void keep_namespaces(const struct container *container, int life_fd)
     dup2(null, STDOUT_FILENO);
     dup2(null, STDERR_FILENO);
     close_range(3, ~0U, 0);
+    prctl(PR_SET_PDEATHSIG, 0); /* the first task may end before the last one has joined */
     raise(SIGSTOP);
     while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
         ;
