@@ -12,7 +12,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stepfence-wheel
 DEV := $(VENV)/.stepfence-dev
 SOURCES := $(shell find src -type f ! -name '*.pyc') pyproject.toml README.md LICENSE
-SCRIPTS := $(shell find .ci slurm tests benchmarks -type f -exec awk 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} +)
+HASH := \#
+SCRIPTS := $(shell find .ci slurm tests benchmarks -type f -exec awk 'FNR == 1 && /^$(HASH)!.*sh$$/ { print FILENAME } { nextfile }' {} +)
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: demo test check chaos bench test-pyxis clean packages-venv packages-check packages-test
