@@ -121,7 +121,7 @@ class Attempt:
 
     def _watch(self, process: Process, streams: Streams) -> Outcome:
         deadline_name: str | None = None
-        pump = Pump(process, self.request, self.plan.step.stdin, streams)
+        pump = Pump(process, self.request, self.plan.step.stdin, streams, now=self.now)
         try:
             while True:
                 deadline_name = self._pass_deadlines(streams)
@@ -191,7 +191,7 @@ class Attempt:
 
     @staticmethod
     def _merge(before: tuple[Fence, ...], now: tuple[Fence, ...]) -> tuple[Fence, ...]:
-        """A task revoked by us earlier finds its own file: that is no start."""
+        """What was decided stays: our own file is no start, and a start whose file was swept can be won no more."""
         if not before:
             return now
         return tuple(b if b is Fence.REVOKED else n for b, n in zip(before, now, strict=True))
@@ -221,7 +221,7 @@ class Attempt:
         lost: bool = False,
         spawn_error: str = "",
     ) -> Outcome:
-        intact = self.fence.is_intact() if Fence.REVOKED in fences else True
+        intact = self.fence.is_intact() and not self.fence.has_finished() if Fence.REVOKED in fences else True
         tasks = tuple(
             TaskSeen(fence=fence, start_seen=task in streams.starts, end=streams.ends.get(task), witness=intact)
             for task, fence in enumerate(fences)

@@ -33,6 +33,7 @@ from stepfence.step.request import Nonces
 from stepfence.step.sentinel import End, parse_finished
 
 _WITNESS = "attempt.json"
+_WITNESS_LIMIT = 1024 * 1024
 
 
 class FenceRoot:
@@ -114,9 +115,7 @@ class AttemptFence:
         Raises:
             OSError: the directory or its witness is not there.
         """
-        with (path / _WITNESS).open("rb") as file:
-            found = os.fstat(file.fileno())
-            return cls(path, _ntasks(path), None, (found.st_dev, found.st_ino, file.read()))
+        return cls(path, _ntasks(path), None, _read(path / _WITNESS, limit=_WITNESS_LIMIT))
 
     @property
     def name(self) -> str:
@@ -157,9 +156,7 @@ class AttemptFence:
     def is_intact(self) -> bool:
         """Whether the witness is still there, the same file with the same words."""
         try:
-            with (self.path / _WITNESS).open("rb") as file:
-                found = os.fstat(file.fileno())
-                return (found.st_dev, found.st_ino, file.read(len(self.witness[2]) + 1)) == self.witness
+            return _read(self.path / _WITNESS, limit=len(self.witness[2]) + 1) == self.witness
         except OSError:
             return False
 
@@ -207,13 +204,17 @@ def read_regular(path: Path, *, limit: int) -> bytes:
     Raises:
         OSError: it is not there, not regular, or cannot be read.
     """
+    return _read(path, limit=limit)[2]
+
+
+def _read(path: Path, *, limit: int) -> tuple[int, int, bytes]:
+    """Return a regular file's device, inode and first bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return os.read(descriptor, limit)
-    finally:
-        os.close(descriptor)
+        return found.st_dev, found.st_ino, file.read(limit)
 
 
 def _ntasks(path: Path) -> int:

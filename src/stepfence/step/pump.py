@@ -7,6 +7,7 @@ import io
 import os
 import selectors
 import time
+from collections.abc import Callable
 from typing import IO, BinaryIO
 
 from stepfence.launch.process import Process
@@ -24,11 +25,21 @@ class Pump:
         request: sent at once.
         stdin: the command's own stdin, sent after `release_stdin`.
         streams: what stdout and stderr are fed to.
+        now: a monotonic clock.
     """
 
-    def __init__(self, process: Process, request: bytes, stdin: bytes | BinaryIO | None, streams: Streams) -> None:
+    def __init__(
+        self,
+        process: Process,
+        request: bytes,
+        stdin: bytes | BinaryIO | None,
+        streams: Streams,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._process = process
         self._streams = streams
+        self._now = now
         self._dead_since: float | None = None
         self._selector = selectors.DefaultSelector()
         self._outputs = {0: process.stdout.fileno(), 1: process.stderr.fileno()}
@@ -49,11 +60,11 @@ class Pump:
                     self._read(which)
                 case "exit":
                     self._selector.unregister(key.fd)
-                    self._dead_since = time.monotonic()
+                    self._dead_since = self._now()
                 case _:
                     self._stdin.advance(ready=key.data == "source")
         if self._process.pidfd is None and self._dead_since is None and self._process.poll() is not None:
-            self._dead_since = time.monotonic()
+            self._dead_since = self._now()
 
     def is_over(self, now: float, drain_s: float) -> bool:
         """Whether the process is gone and its pipes have nothing more to give."""

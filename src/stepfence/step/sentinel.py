@@ -18,6 +18,9 @@ from stepfence.step.request import Nonces
 _LINE_LIMIT = 4096
 """No sentinel is longer; a longer line with our nonce in it is damage."""
 
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")
+_STEP_ID = re.compile(r"[0-9]+\.[0-9]+\Z")
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -64,19 +67,21 @@ class Refused:
 def parse_start(line: bytes) -> Start | None:
     """Parse what follows the start nonce; None if it is damaged."""
     words = line.decode(errors="replace").split()
-    if len(words) != 3 or not words[0].isdecimal():
+    if len(words) != 3 or not _NUMBER.match(words[0]):
         return None
-    return Start(int(words[0]), "" if words[1] == "-" else words[1], "" if "-" in words[2] else words[2])
+    # A step is cancelled by this id: one that is not whole would be somebody else's.
+    step_id = words[2] if _STEP_ID.match(words[2]) else ""
+    return Start(int(words[0]), "" if words[1] == "-" else words[1], step_id)
 
 
 def parse_end(line: bytes) -> End | None:
     """Parse what follows the end nonce; None if it is damaged."""
     match line.decode(errors="replace").split():
-        case [task, code, ("0" | "1") as limit, isolation, survivors] if task.isdecimal():
+        case [task, code, ("0" | "1") as limit, isolation, survivors] if _NUMBER.match(task):
             pass
         case _:
             return None
-    if code != "-" and not (code.isdecimal() and int(code) <= 255):
+    if code != "-" and not (_NUMBER.match(code) and int(code) <= 255):
         return None
     return End(
         task=int(task),
@@ -91,7 +96,7 @@ def parse_refused(line: bytes) -> Refused | None:
     """Parse what follows the nonce of a refusal; None if it is damaged."""
     task, _, rest = line.decode(errors="replace").strip().partition(" ")
     reason, _, detail = rest.partition(" ")
-    return Refused(int(task), reason, detail) if task.isdecimal() and reason else None
+    return Refused(int(task), reason, detail) if _NUMBER.match(task) and reason else None
 
 
 def parse_finished(contents: bytes, nonces: Nonces, task: int) -> End | None:
@@ -167,15 +172,18 @@ class Scanner:
                 return False
 
     def _before(self) -> bool:
+        # What follows the start is the command's, a refusal that it prints as well.
+        foreign, started, _ = self._held.partition(self._marks["start"])
         for mark in self._refusals:
-            head, found, rest = self._held.partition(mark)
-            if found and b"\n" in rest:
-                line, _, after = rest.partition(b"\n")
+            head, found, rest = foreign.partition(mark)
+            line, newline, _ = rest.partition(b"\n")
+            if newline:
                 self.refused = parse_refused(line)
-                self._noise(head)
-                self._held, self._state = after, "after"
+                read = len(head) + len(mark) + len(line) + 1
+                self._noise(head if self.refused else self._held[:read])
+                self._held, self._state = self._held[read:], "after" if self.refused else "before"
                 return True
-            if found and len(rest) < _LINE_LIMIT:
+            if found and not started and len(line) < _LINE_LIMIT:
                 return False
         return self._find("start", self._noise)
 
@@ -230,8 +238,8 @@ class LabelledScanner:
             self._take(line)
 
     def close(self) -> None:
-        """The stream has ended: let go of what was held back."""
-        self._take(self._held)
+        """The stream has ended: let go of what was held back. A line without its end is no sentinel."""
+        self._noise(self._held)
         self._held = b""
 
     def _take(self, line: bytes) -> None:

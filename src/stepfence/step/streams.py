@@ -46,7 +46,7 @@ class Streams:
         if isinstance(scanner, Scanner):
             if scanner.start:
                 self.starts.setdefault(0, scanner.start)
-            if scanner.refused:
+            if scanner.refused and not self.starts:
                 self.refusals.setdefault(0, scanner.refused)
             if scanner.end:
                 self.ends.setdefault(0, scanner.end)

@@ -23,7 +23,8 @@ def take_over(target: str, targets: Targets) -> None:
                     f"{target} is being run by process {left.owner.pid} on {left.owner.host}: wait for it, or end it"
                 )
             fences = left.fence.revoke()
-            if any(fence is not Fence.REVOKED for fence in fences) or not left.fence.is_intact():
+            won = all(fence is Fence.REVOKED for fence in fences)
+            if not won or left.fence.has_finished() or not left.fence.is_intact():
                 raise _may_have_run(target, left.fence, fences)
             left.record.unlink(missing_ok=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
