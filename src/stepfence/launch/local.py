@@ -43,7 +43,7 @@ class LocalLauncher:
         """Spawn the step script."""
         return Process(plan.script(), env=self.environment)
 
-    def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> None:
+    def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> str:
         """End the script, the command and everything below them."""
         with contextlib.suppress(psutil.Error):
             below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
@@ -57,8 +57,9 @@ class LocalLauncher:
                     child.kill()
         process.signal_group(signal.SIGKILL)
         process.wait(5.0)
+        return ""
 
-    def remove_container(self, name: str, *, node: str) -> None:
+    def remove_container(self, name: str, *, node: str | None) -> None:
         """Do nothing: there are no containers here."""
 
     def remaining_s(self) -> float | None:

@@ -157,11 +157,15 @@ class Launcher(Protocol):
             OSError: nothing was spawned.
         """
 
-    def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> None:
-        """End the attempt, on the node too: this step by its exact id and nothing else."""
+    def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> str:
+        """End the attempt, on the node too: this step by its exact id and nothing else.
 
-    def remove_container(self, name: str, *, node: str) -> None:
-        """Remove what a creation that failed left under a name; a failure leaves it there."""
+        Returns:
+            The step's id, "" where it has none or nobody knows it.
+        """
+
+    def remove_container(self, name: str, *, node: str | None) -> None:
+        """Remove a container from a node, or from all nodes; a failure leaves it there."""
 
     def remaining_s(self) -> float | None:
         """Return the seconds until the allocation ends, None where that is unknown or never."""

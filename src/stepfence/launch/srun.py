@@ -128,24 +128,30 @@ class SrunLauncher:
         """Spawn srun."""
         return Process(self.argv(plan), env=self.environment)
 
-    def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> None:
-        """End the step on its nodes, then srun.
+    def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> str:
+        """End the step on its nodes, then srun; return the step's id.
 
         The step is cancelled by its id; where srun never told it, by the id that the controller has under its name.
         """
+        exact: str | None = step_id
         process.signal(signal.SIGTERM)
         with contextlib.suppress(SlurmUnavailable, AllocationError, BadInput):
-            exact = step_id or self._slurm.find_step_by_name(self.allocation.component_id, step_name)
+            exact = exact or self._slurm.find_step_by_name(self.allocation.component_id, step_name)
             if exact:
                 self._slurm.cancel_step(exact)
         if process.wait(patience_s) is None:
             process.signal_group(signal.SIGKILL)
             process.wait(5.0)
+        return exact or ""
 
-    def remove_container(self, name: str, *, node: str) -> None:
-        """Remove what a failed creation left on a node, in both of Pyxis's scopes; a failure leaves it there."""
-        job = self.allocation.job_id
-        words = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mpi=none"]
+    def remove_container(self, name: str, *, node: str | None) -> None:
+        """Remove a container, in both of Pyxis's scopes, from a node or from all nodes; a failure leaves it there."""
+        nodes = self.allocation.nodes if node is None else (node,)
+        if not nodes:
+            return
+        job, count = self.allocation.job_id, len(nodes)
+        words = ["srun", f"--jobid={job}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--mpi=none"]
+        words.append(f"--nodelist={','.join(nodes)}")
         words += ["--job-name=sf-remove", "--wait=0", "--export=ALL", "--chdir=/"]
         words += ["enroot", "remove", "-f", f"pyxis_{name}", f"pyxis_{job}_{name}"]
         with contextlib.suppress(OSError):

@@ -22,8 +22,27 @@ _SETTLE_S = 3.0
 """How long `finished` is waited for once srun is gone: a file server's cache may hide it."""
 _STRAGGLER_S = 2.0
 """How long the second stream's end is waited for once the first has ended."""
+END_PATIENCE_S = 8.0
+"""How long srun may take to end once its step was told to."""
 _DRAIN_S = 0.5
 """How long a dead process's pipes are read on: a background child may hold them for ever."""
+
+
+def end_step(launcher: Launcher, plan: Plan, process: Process, *, step_id: str, started: bool) -> None:
+    """End an attempt's step, and remove the container that would be left: a nameless one, or one not created yet.
+
+    Pyxis removes a nameless container at the end of its step, but cancelling the step can end that removal half-way
+    (Pyxis 0.24 with proctrack/linuxproc).
+    """
+    ended = launcher.end(process, step_id=step_id, step_name=plan.step_name, patience_s=END_PATIENCE_S)
+    if plan.image is None:
+        return
+    if plan.container_name is None:
+        # Its name is the step's id.
+        if ended:
+            launcher.remove_container(ended, node=plan.node)
+    elif not started:
+        launcher.remove_container(plan.container_name, node=plan.node)
 
 
 @dataclass(slots=True)
@@ -109,7 +128,7 @@ class Attempt:
                 return self._watch(process, streams)
             except BaseException:
                 self.fence.revoke()
-                self.launcher.end(process, step_id=streams.step_id, step_name=self.plan.step_name, patience_s=8.0)
+                end_step(self.launcher, self.plan, process, step_id=streams.step_id, started=bool(streams.starts))
                 process.close()
                 raise
 

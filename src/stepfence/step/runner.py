@@ -21,7 +21,7 @@ from stepfence.ledger import Ledger
 from stepfence.model import Evidence, Isolation, Step, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
 from stepfence.settings import Settings
-from stepfence.step.attempt import Attempt, Outcome
+from stepfence.step.attempt import END_PATIENCE_S, Attempt, Outcome, end_step
 from stepfence.step.classify import Fence
 from stepfence.step.conclude import error_of, evidence_of, result_of
 from stepfence.step.fence import AttemptFence, FenceRoot
@@ -35,7 +35,6 @@ CREATE_DEADLINE_S = 3600.0
 LAUNCH_DEADLINE_S = 60.0
 KILL_AFTER_S = 5.0
 """From TERM to KILL once a command's limit has passed."""
-_END_PATIENCE_S = 8.0
 
 
 class StepRunner:
@@ -241,10 +240,12 @@ class StepRunner:
                     self.fences.forget(place.box)
 
         def end() -> None:
-            step_id = next((start.step_id for start in outcome.starts.values() if start.step_id), "")
-            self.launcher.end(process, step_id=step_id, step_name=plan.step_name, patience_s=_END_PATIENCE_S)
-            if place.creates and place.node:
-                self.launcher.remove_container(place.creates, node=place.node)
+            # Once its script has refused, a step ends by itself, and Pyxis removes a nameless container with it.
+            refused = len(outcome.refusals) == plan.step.ntasks
+            is_over = refused and process.wait(END_PATIENCE_S) is not None
+            if place.creates or not is_over:
+                step_id = next((start.step_id for start in outcome.starts.values() if start.step_id), "")
+                end_step(self.launcher, plan, process, step_id=step_id, started=bool(outcome.starts))
             self._reaper.take(process, then=clean)
 
         if outcome.needs_end and (process.poll() is None or place.creates):
