@@ -250,6 +250,7 @@ static int pivot(void)
 int mounts_apply(const struct container *container)
 {
     const struct passwd *user = getpwuid(container->uid);
+    unsigned long flags;
     char target[64];
     int lock;
 
@@ -269,9 +270,8 @@ int mounts_apply(const struct container *container)
         if (mount_one(args.mounts[i].source, args.mounts[i].target, args.mounts[i].flags) < 0)
             return -1;
     snprintf(target, sizeof(target), "/proc/self/fd/%d", root_fd);
-    if (mount(NULL, target, NULL,
-              MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | (args.writable == YES ? 0 : MS_RDONLY) | locked_flags(target),
-              NULL) < 0)
+    flags = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | locked_flags(target);
+    if (mount(NULL, target, NULL, flags | (args.writable == YES ? 0 : MS_RDONLY), NULL) < 0)
         return failed("none", container->rootfs);
     if (pivot() < 0) {
         log_line("enroot-switchroot: failed to switch root: %s: %s", container->rootfs, strerror(errno));
