@@ -98,7 +98,7 @@ def _install(names: Sequence[str]) -> None:
 
 def _apt(*arguments: str) -> bool:
     env = dict(os.environ, DEBIAN_FRONTEND="noninteractive", PATH=_PATH)
-    # Another session's apt-get may be at work: wait for its lock.
+    # Another apt-get may be at work: wait for its lock.
     options = ["-q", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=300"]
     command = ["apt-get", *options, *arguments]
     return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode == 0
