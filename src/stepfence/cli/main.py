@@ -24,8 +24,8 @@ _SUMMARIES = {
 }
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal asked the process to end."""
+class Stopped(BaseException):
+    """A signal asked the process to end. No KeyboardInterrupt: the command line's library would take it for its own."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -59,9 +59,14 @@ REFUSALS: Mapping[str, tuple[str, bool]] = {
         False,
     ),
     "half-made-rootfs": (
-        "The container on {node} was left half made by a create that failed. It is given a fresh name on the next "
-        "attempt; see the first failure for the cause.",
-        True,
+        "The container on {node} has no mark of a finished creation: it was left half made, or its mark was removed. "
+        "Use another --name.",
+        False,
+    ),
+    "command-missing": (
+        "The command was not found in its PATH on {node}, or not in the container. Correct its name, or its PATH by "
+        "--env.",
+        False,
     ),
     "request-torn": (
         "The request did not reach the step whole: its input was cut or mixed. Another attempt sends it again.",
