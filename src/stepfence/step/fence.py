@@ -195,7 +195,7 @@ def render_script() -> bytes:
         b"".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith(b"#"))
         for text in (resources.files("stepfence.step").joinpath(name).read_bytes() for name in ("step.sh", "inner.sh"))
     )
-    return b"sf_inner='" + inner.replace(b"'", b"'\\''") + b"'\n" + step
+    return b"set +a\nunset sf_inner\nsf_inner='" + inner.replace(b"'", b"'\\''") + b"'\n" + step
 
 
 def read_regular(path: Path, *, limit: int) -> bytes:

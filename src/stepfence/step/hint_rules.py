@@ -72,6 +72,16 @@ REFUSALS: Mapping[str, tuple[str, bool]] = {
         "The request did not reach the step whole: its input was cut or mixed. Another attempt sends it again.",
         True,
     ),
+    "env-refused": (
+        "A variable of --env is one that the shell of {image} keeps for itself (UID, EUID, PPID, SHELLOPTS, where it is "
+        "bash). Leave it out, or set it in the command by env(1).",
+        False,
+    ),
+    "wrong-task": (
+        "The step came up with more tasks than were asked for, and those too many ran nothing. Take --ntasks and the "
+        "like out of --srun-opt, and use stepfence's own options.",
+        False,
+    ),
     "no-isolation": (
         "Isolation was required and {node} allows none: unshare or its namespaces are missing there. Ask for less with "
         "isolation AUTO, or use an image with util-linux and --container-remap-root.",

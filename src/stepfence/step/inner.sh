@@ -8,7 +8,7 @@
 # Descriptors: 4 the task's stderr, 5 and 6 where the command's output goes, 8 the record, 9 the fence directory.
 # Exit status: 93 refused, 94 could not isolate; neither took the fence.
 
-unset sf_count sf_fence sf_line sf_start
+unset sf_count sf_fence sf_line sf_one sf_path sf_start
 sf_inner=$1 sf_way=$2 sf_drop=$3 sf_task=$4 sf_attempt=$5 sf_stdin=$6 sf_merge=$7 sf_tasks=$8 sf_uid=$9
 shift 9
 sf_gid=$1
@@ -37,9 +37,20 @@ sf_refuse() {
   exit 93
 }
 
+sf_find() { # what exec would find; `command -v` finds builtins and functions as well
+  case $1 in */*) [ -f "$1" ] && [ -x "$1" ] && return 0 || return 1 ;; esac
+  sf_path=${PATH-}:
+  while [ -n "$sf_path" ]; do
+    sf_one=${sf_path%%:*}
+    sf_path=${sf_path#*:}
+    [ -f "${sf_one:-.}/$1" ] && [ -x "${sf_one:-.}/$1" ] && return 0
+  done
+  return 1
+}
+
 # ---- the command --------------------------------------------------------------------------------------------
 # shellcheck disable=SC2034
-NL='
+sf_nl='
 '
 sf_fence=/proc/self/fd/9
 IFS= read -r sf_line || sf_refuse request-torn "no whole command on stdin"
@@ -48,12 +59,12 @@ eval "set -- $sf_line"
 sf_start=$3 sf_count=$4
 shift 4
 while [ "$sf_count" -gt 0 ]; do
-  export "${1?}"
+  command export "${1?}" 2>/dev/null || sf_refuse env-refused "${1%%=*}"
   shift
   sf_count=$((sf_count - 1))
 done
 export STEPFENCE_ATTEMPT="$sf_attempt"
-command -v -- "$1" >/dev/null || sf_refuse command-missing "$1"
+sf_find "$1" || sf_refuse command-missing "$1"
 if [ "$sf_tasks" != 1 ]; then
   { : >"$sf_fence/out.$sf_task" && : >"$sf_fence/err.$sf_task"; } || sf_refuse record-failed "output files"
   exec 5>"$sf_fence/out.$sf_task" 6>"$sf_fence/err.$sf_task"
@@ -70,7 +81,9 @@ set -C
   sf_refuse fence-error "the status file cannot be created"
 }
 set +C
-printf 'started %s\n' "$sf_way" >&8
+sf_line=0.00
+read -r sf_line sf_one </proc/uptime
+printf 'started %s %s\n' "$sf_way" "${sf_line%.*}${sf_line#*.}" >&8
 printf 'stepfence-start %s %s %s %s\n' "$sf_start" "$sf_task" "${SLURMD_NODENAME:--}" \
   "${SLURM_JOB_ID:--}.${SLURM_STEP_ID:--}" >&4
 printf 'stepfence-start %s %s %s %s\n' "$sf_start" "$sf_task" "${SLURMD_NODENAME:--}" \
@@ -78,6 +91,12 @@ printf 'stepfence-start %s %s %s %s\n' "$sf_start" "$sf_task" "${SLURMD_NODENAME
 exec 9<&-
 sf_run() {
   exec 4>&- 5>&- 6>&- 8>&-
+  # Without an exec the exit status is this shell's, not the command's.
+  trap 'printf "unreached\n" >>"/proc/$$/fd/8"' EXIT
+  if command -v shopt >/dev/null; then # bash forgets the trap when exec fails
+    # shellcheck disable=SC2016
+    set -- /bin/sh -c 'shopt -s execfail; exec "$@"; printf "unreached\n" >>"$0"' "/proc/$$/fd/8" "$@"
+  fi
   exec "$@"
 }
 if [ "$sf_stdin" = 1 ]; then

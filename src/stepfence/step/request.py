@@ -7,6 +7,7 @@ line runs nothing.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -19,6 +20,8 @@ PROTOCOL = b"sf1"
 _FIXED_WORDS = 13
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LIMIT_BYTES = 1024 * 1024
+_WORD_BYTES = 128 * 1024 - 1
+"""execve(2) takes no longer argument or variable (MAX_ARG_STRLEN with pages of 4 KiB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Request:
         nonces: see `Nonces`.
         command: the words.
         env: variables for the command.
-        timeout_s: the command's limit; None means none. Never rounded to 0.
+        timeout_s: the command's limit; None means none. Rounded up to hundredths of a second.
         kill_after_s: from TERM to KILL once the limit has passed.
         forwards_stdin: the rest of stdin is the command's; else it reads /dev/null.
         isolation: ``auto``, ``require`` or ``none``.
@@ -77,8 +80,8 @@ class Request:
         """
         outer: list[bytes] = [
             self.nonces.end.encode(),
-            b"-" if self.timeout_s is None else _seconds(self.timeout_s),
-            _seconds(self.kill_after_s),
+            b"-" if self.timeout_s is None else _hundredths(self.timeout_s),
+            _hundredths(self.kill_after_s),
             b"%d" % self.forwards_stdin,
             self.isolation.encode(),
             os.fsencode(self.workdir),
@@ -106,12 +109,12 @@ class Request:
 def quote(word: bytes) -> bytes:
     """Quote one word for the script's shell: any byte but NUL, on one line.
 
-    A newline becomes ``'"$NL"'``: the script sets NL. Every other byte stands for itself between single quotes.
+    A newline becomes ``'"$sf_nl"'``: the script sets it. Every other byte stands for itself between single quotes.
 
     >>> quote(b"it's")
     b"'it'\\\\''s'"
     """
-    return b"'" + word.replace(b"'", b"'\\''").replace(b"\n", b"'\"$NL\"'") + b"'"
+    return b"'" + word.replace(b"'", b"'\\''").replace(b"\n", b"'\"$sf_nl\"'") + b"'"
 
 
 def _line(words: Sequence[bytes]) -> bytes:
@@ -119,11 +122,14 @@ def _line(words: Sequence[bytes]) -> bytes:
     for word in words:
         if b"\0" in word:
             raise BadInput(f"{word[:60]!r} holds a NUL byte, which no command line can carry: remove it")
+        if len(word) > _WORD_BYTES:
+            raise BadInput(f"{word[:60]!r}... takes {len(word)} bytes, more than {_WORD_BYTES}: use stdin or a file")
     return b" ".join([PROTOCOL, count, *map(quote, words)]) + b"\n"
 
 
-def _seconds(value: float) -> bytes:
-    return b"%.3f" % max(value, 0.001)
+def _hundredths(seconds: float) -> bytes:
+    """Return hundredths of a second, rounded up: the script counts in them, and 0 would mean none."""
+    return b"%d" % max(1, math.ceil(seconds * 100))
 
 
 def _assignment(name: str, value: str) -> bytes:

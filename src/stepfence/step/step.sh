@@ -14,15 +14,17 @@
 # Descriptors: 4 the task's stderr, 8 the record, 9 the fence directory.
 # Exit status: 0 when both end sentinels are out; 93 when the command was refused.
 
-# An image could define these, and what the environment defines is exported when it is assigned.
-unset sf_attempt sf_drop sf_end sf_exit sf_gid sf_isolation sf_key sf_kids sf_kill sf_limit sf_line sf_merge sf_mode sf_nap \
-  sf_one sf_pid sf_pids sf_rc sf_rest sf_rootfs sf_self sf_stdin sf_survivors sf_task sf_tasks sf_token sf_top sf_uid \
-  sf_value sf_watch sf_way sf_workdir sf_wrap
+# An image could define these, and what the environment defines is exported when it is assigned. SHELLOPTS sets options
+# of a /bin/sh that is bash: with allexport the command would inherit the end nonce.
+set +aeuvxC
+unset sf_attempt sf_dir sf_drop sf_end sf_exit sf_gid sf_isolation sf_key sf_kids sf_kill sf_left sf_limit sf_line \
+  sf_merge sf_mode sf_nap sf_nl sf_now sf_one sf_pid sf_pids sf_rc sf_rest sf_rootfs sf_self sf_since sf_stdin \
+  sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value sf_watch sf_way sf_whole sf_workdir sf_wrap
 unset IFS
 set -f
 sf_attempt=$2 sf_dir=$1/$2 sf_end=- sf_task=${SLURM_PROCID:-0}
-# shellcheck disable=SC2034 # NL stands for a newline inside the quoted words of a request.
-NL='
+# shellcheck disable=SC2034 # it stands for a newline inside the quoted words of a request
+sf_nl='
 '
 exec 4>&2
 
@@ -32,7 +34,7 @@ sf_refuse() {
 }
 
 # ---- the request --------------------------------------------------------------------------------------------
-case $sf_task in *[!0-9]*) sf_refuse request-torn "SLURM_PROCID is not a number" ;; esac
+case $sf_task in *[!0-9]* | 0?*) sf_refuse wrong-task "SLURM_PROCID is $sf_task" ;; esac
 IFS= read -r sf_line || sf_refuse request-torn "no whole request on stdin"
 eval "set -- $sf_line"
 [ "${1:-}" = sf1 ] && [ "$#" -ge 13 ] && [ "$2" = "$#" ] || sf_refuse request-torn "words are missing"
@@ -40,6 +42,8 @@ sf_end=$3 sf_limit=$4 sf_kill=$5 sf_stdin=$6 sf_isolation=$7 sf_workdir=$8 sf_me
 shift 9
 sf_tasks=$1 sf_rootfs=$2 sf_uid=$3 sf_gid=$4
 shift 4 # what is left are the directories to cover before the command starts
+# The runner revokes the fences of the tasks it knows of; another one's would stay open.
+[ "$sf_task" -lt "$sf_tasks" ] || sf_refuse wrong-task "task $sf_task of $sf_tasks"
 
 # ---- is this the right place? -------------------------------------------------------------------------------
 [ -d "$sf_dir" ] && [ ! -L "$sf_dir" ] || sf_refuse no-fence "$sf_dir"
@@ -61,11 +65,6 @@ if [ -n "$sf_workdir" ]; then
 fi
 if [ "$sf_limit" != - ]; then
   command -v sleep >/dev/null || sf_refuse sleep-missing "no sleep in PATH"
-  case $sf_limit$sf_kill in
-    *.*) # a sleep that takes whole seconds only would make an error of 0.5, or no limit
-      sleep 0.001 2>/dev/null || sf_limit=$((${sf_limit%%.*} + 1)) sf_kill=$((${sf_kill%%.*} + 1))
-      ;;
-  esac
 fi
 { : >>"$sf_dir/record.$sf_task"; } 2>/dev/null || sf_refuse record-failed "$sf_dir"
 exec 8>>"$sf_dir/record.$sf_task" 9<"$sf_dir"
@@ -75,13 +74,15 @@ exec 2>/dev/null
 # ---- the watch over the time limit --------------------------------------------------------------------------
 # It runs outside the command's namespaces: the command can neither see it nor stop it.
 sf_read_record() {
-  sf_mode='' sf_exit=-
-  while read -r sf_key sf_value; do
+  sf_mode='' sf_exit=- sf_since=0
+  while read -r sf_key sf_value sf_rest; do
     case $sf_key in
-      started) sf_mode=$sf_value ;;
-      exit) sf_exit=$sf_value ;;
+      started) [ -n "$sf_mode" ] || sf_mode=$sf_value sf_since=$sf_rest ;;
+      unreached) sf_exit=unreached ;; # the status is the shell's own: there was no exec
+      exit) [ "$sf_exit" = unreached ] || sf_exit=$sf_value ;;
     esac
   done <"$sf_dir/record.$sf_task"
+  case $sf_since in '' | *[!0-9]*) sf_since=0 ;; esac
   case $sf_mode in '' | none | full | userns | root-userns) ;; *) sf_mode=unknown ;; esac
   case $sf_exit in '' | *[!0-9]* | ????*) sf_exit=- ;; esac
 }
@@ -102,15 +103,27 @@ sf_below() { # add every pid below $1 to sf_pids, but for the watch's own
   done
 }
 
+sf_sleep() { # $1 hundredths of a second; more where sleep takes whole seconds only
+  sf_one=$(($1 % 100 + 100))
+  if [ -n "$sf_whole" ]; then sleep $((($1 + 99) / 100)) & else sleep "$(($1 / 100)).${sf_one#1}" & fi
+  sf_nap=$!
+  wait "$sf_nap"
+}
+
 sf_watch() {
   trap 'kill "$sf_nap"; exit 0' TERM
-  read -r sf_self sf_rest </proc/self/stat
-  sleep "$sf_limit" &
-  sf_nap=$!
-  wait "$sf_nap" || exit 0
   set +f
-  sf_read_record
-  [ -n "$sf_mode" ] || exit 0
+  read -r sf_self sf_rest </proc/self/stat
+  sf_whole=
+  sleep 0.001 || sf_whole=1
+  sf_left=$sf_limit
+  while [ "$sf_left" -gt 0 ]; do
+    sf_sleep "$sf_left" || exit 0
+    sf_read_record
+    [ -n "$sf_mode" ] || continue # its time has not begun
+    read -r sf_now sf_rest </proc/uptime
+    sf_left=$((sf_limit + sf_since - ${sf_now%.*}${sf_now#*.}))
+  done
   sf_pids='' && sf_below $$
   # The first below this shell is inner.sh, or unshare and then the PID namespace's first process.
   # shellcheck disable=SC2086 # words on purpose, here and below
@@ -121,9 +134,7 @@ sf_watch() {
   sf_pids='' && sf_below "$sf_top"
   # shellcheck disable=SC2086
   kill -TERM $sf_pids
-  sleep "$sf_kill" &
-  sf_nap=$!
-  wait "$sf_nap"
+  sf_sleep "$sf_kill"
   for sf_key in 1 2 3; do # again for what was forked meanwhile
     sf_pids='' && sf_below "$sf_top"
     # shellcheck disable=SC2086
