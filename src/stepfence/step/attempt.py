@@ -213,7 +213,7 @@ class Attempt:
         """What was decided stays: our own file is no start, and a start whose file was swept can be won no more."""
         if not before:
             return now
-        return tuple(b if b is Fence.REVOKED else n for b, n in zip(before, now, strict=True))
+        return tuple(n if b is Fence.UNDECIDED else b for b, n in zip(before, now, strict=True))
 
     def _collect_finished(self, streams: Streams, fences: tuple[Fence, ...], process: Process) -> None:
         """Look for `finished` of every task that started, until it is there, or nothing more can come."""

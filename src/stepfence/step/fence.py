@@ -50,9 +50,7 @@ class FenceRoot:
         self.path = Path(os.path.realpath(run_dir)) / "fences"
         unusable = set(str(self.path)) & set(",:\n\t ")
         if unusable:
-            raise BadInput(
-                f"run directory {str(run_dir)!r}: Pyxis cannot mount paths with {min(unusable)!r} in them"
-            )
+            raise BadInput(f"run directory {str(run_dir)!r}: Pyxis cannot mount paths with {min(unusable)!r} in them")
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

@@ -134,12 +134,18 @@ class StepRunner:
         if named:
             take_over(target, self._targets)
 
-        def operation() -> StepResult:
-            return self._attempt(step, target=target, named=named)
+        failures: list[Exception] = []
 
-        return retry_on_provable_non_execution(
+        def operation() -> StepResult:
+            return self._attempt(step, target=target, named=named, failures=failures)
+
+        result = retry_on_provable_non_execution(
             operation, target=target, ledger=self.ledger, policy=self.retry, remaining_s=self._remaining_s
         )
+        # Not raised inside the loop: a callback's own exception may carry a proof, but not that this command never ran.
+        if failures:
+            raise failures[0]
+        return result
 
     def _remaining_s(self) -> float:
         remaining = self.launcher.remaining_s()
@@ -147,7 +153,7 @@ class StepRunner:
 
     # ---- one attempt ----------------------------------------------------------------------------------------
 
-    def _attempt(self, step: Step, *, target: str, named: bool) -> StepResult:
+    def _attempt(self, step: Step, *, target: str, named: bool, failures: list[Exception]) -> StepResult:
         self.breaker.before_launch()
         launch_deadline_s = self._launch_deadline_s(step, target)
         with self._places.of(step, wait_s=launch_deadline_s) as place:
@@ -195,7 +201,7 @@ class StepRunner:
             raise error
         self.breaker.record(launched=True)
         if outcome.failure is not None:
-            raise outcome.failure
+            failures.append(outcome.failure)
         return ended
 
     def _launch_deadline_s(self, step: Step, target: str) -> float:
