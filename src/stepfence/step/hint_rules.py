@@ -73,7 +73,7 @@ REFUSALS: Mapping[str, tuple[str, bool]] = {
         True,
     ),
     "env-refused": (
-        "A variable of --env is one that the shell of {image} keeps for itself (UID, EUID, PPID, SHELLOPTS, where it is "
+        "A variable of --env is one that the shell of {image} keeps for itself (UID, EUID, PPID, SHELLOPTS where it is "
         "bash). Leave it out, or set it in the command by env(1).",
         False,
     ),
