@@ -15,12 +15,14 @@ from typer.core import TyperCommand, TyperGroup
 _COMMANDS = {
     "run": "stepfence.cli.run",
     "ledger": "stepfence.cli.ledger",
+    "demo": "stepfence.cli.demo",
 }
 """Each module has a typer app named ``app``; it is imported when its command is asked for."""
 
 _SUMMARIES = {
     "run": "Run one command in one fenced step.",
     "ledger": "Read ledgers.",
+    "demo": "See it work: a small batch on this machine, with launch faults.",
 }
 
 
@@ -43,6 +45,7 @@ class _LazyGroup(TyperGroup):
             return None
         if cmd_name not in sys.argv[1:2]:
             return TyperCommand(cmd_name, help=_SUMMARIES[cmd_name])
+        importlib.import_module("stepfence.cli.log").configure()
         return typer.main.get_command(importlib.import_module(_COMMANDS[cmd_name]).app)
 
 

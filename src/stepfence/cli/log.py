@@ -1,0 +1,26 @@
+"""Where the command line's log goes: stderr, for people on a terminal, as JSON lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure(*, level: int = logging.INFO) -> None:
+    """Send the log to stderr; stdout is a command's result alone.
+
+    Args:
+        level: what is less than this is dropped.
+    """
+    terminal = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if terminal else "iso", utc=not terminal),
+            structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,1 @@
+"""Reports for people, made of what a run left on disk."""
