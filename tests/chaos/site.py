@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import pwd
+import random
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 from chaos.watch import Watch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-USER = "sfuser"
+USER = "sfchaos"
 
 
 def _load_testcluster() -> Any:
@@ -123,7 +124,7 @@ class Site:
         return found
 
 
-_CLUSTERS = (
+_CLUSTERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("m", "main", {"nodes": 4, "cpus_per_node": 64}),
     ("p", "prolog", {"nodes": 2, "cpus_per_node": 64, "task_prolog": True, "pyxis": False}),
     ("q", "controller", {"nodes": 1, "cpus_per_node": 64}),
@@ -140,12 +141,15 @@ def site(keep: Path | None) -> Iterator[Site]:
     root.chmod(0o755)
     watch = Watch()
     clusters: list[Any] = []
+    # Processes are told apart by the job in their titles: no other cluster of this machine may have the same.
+    first_jobs = [1000 * number for number in random.SystemRandom().sample(range(1000, 60000), len(_CLUSTERS))]
     try:
         lanes: list[Lane] = []
 
         def up(spec: tuple[str, str, dict[str, Any]]) -> tuple[str, Any]:
             name, place, settings = spec
-            cluster = testcluster.Cluster.up(root / name, testcluster.Settings(user=USER, **settings))
+            settings = {**settings, "user": USER, "slurm_conf": (f"FirstJobId={first_jobs.pop()}",)}
+            cluster = testcluster.Cluster.up(root / name, testcluster.Settings(**settings))
             clusters.append(cluster)
             return place, cluster
 
