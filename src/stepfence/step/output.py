@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -18,8 +17,7 @@ class HeadTail:
         self._head_limit = limit - limit // 2
         self._tail_limit = limit // 2
         self._head = bytearray()
-        self._tail: deque[bytes] = deque()
-        self._tail_bytes = 0
+        self._tail = bytearray()
         self._total = 0
 
     def __call__(self, data: bytes) -> None:
@@ -29,23 +27,20 @@ class HeadTail:
         if room > 0:
             self._head += data[:room]
             data = data[room:]
-        if not data or not self._tail_limit:
-            return
-        self._tail.append(data)
-        self._tail_bytes += len(data)
-        while self._tail_bytes - len(self._tail[0]) >= self._tail_limit:
-            self._tail_bytes -= len(self._tail.popleft())
+        self._tail += data[max(0, len(data) - self._tail_limit) :]
+        # Not at every piece: that would move all of the tail each time.
+        if len(self._tail) > 2 * self._tail_limit:
+            del self._tail[: len(self._tail) - self._tail_limit]
 
     @property
     def data(self) -> bytes:
         """What was kept; nothing marks the gap: see `dropped`."""
-        tail = b"".join(self._tail)
-        return bytes(self._head) + tail[-self._tail_limit :] if self._tail_limit else bytes(self._head)
+        return bytes(self._head) + bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
 
     @property
     def dropped(self) -> int:
         """How many bytes between head and tail were let go."""
-        return self._total - len(self.data)
+        return self._total - len(self._head) - min(len(self._tail), self._tail_limit)
 
     @property
     def head_bytes(self) -> int:
