@@ -66,7 +66,7 @@ done
 export STEPFENCE_ATTEMPT="$sf_attempt"
 sf_find "$1" || sf_refuse command-missing "$1"
 if [ "$sf_tasks" != 1 ]; then
-  { : >"$sf_fence/out.$sf_task" && : >"$sf_fence/err.$sf_task"; } || sf_refuse record-failed "output files"
+  { command : >"$sf_fence/out.$sf_task" && command : >"$sf_fence/err.$sf_task"; } || sf_refuse record-failed "output files"
   exec 5>"$sf_fence/out.$sf_task" 6>"$sf_fence/err.$sf_task"
 else
   exec 5>&1 6>&4

@@ -66,7 +66,7 @@ fi
 if [ "$sf_limit" != - ]; then
   command -v sleep >/dev/null || sf_refuse sleep-missing "no sleep in PATH"
 fi
-{ : >>"$sf_dir/record.$sf_task"; } 2>/dev/null || sf_refuse record-failed "$sf_dir"
+{ command : >>"$sf_dir/record.$sf_task"; } 2>/dev/null || sf_refuse record-failed "$sf_dir"
 exec 8>>"$sf_dir/record.$sf_task" 9<"$sf_dir"
 # The shell's own words about a killed child are not the command's stderr.
 exec 2>/dev/null
