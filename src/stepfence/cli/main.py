@@ -16,6 +16,7 @@ _COMMANDS = {
     "run": "stepfence.cli.run",
     "ledger": "stepfence.cli.ledger",
     "demo": "stepfence.cli.demo",
+    "doctor": "stepfence.cli.doctor",
 }
 """Each module has a typer app named ``app``; it is imported when its command is asked for."""
 
@@ -23,6 +24,7 @@ _SUMMARIES = {
     "run": "Run one command in one fenced step.",
     "ledger": "Read ledgers.",
     "demo": "See it work: a small batch on this machine, with launch faults.",
+    "doctor": "Check that every node has what stepfence relies on.",
 }
 
 
