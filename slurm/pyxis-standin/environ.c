@@ -64,6 +64,15 @@ static int image_environment(spank_t spank, const struct container *container, b
     return rc;
 }
 
+const char *environ_home(const struct container *container)
+{
+    const struct passwd *user = getpwuid(args.remap_root == YES ? 0 : container->uid);
+
+    if (args.mount_home == YES && args.remap_root != YES)
+        return container->home;
+    return user != NULL ? user->pw_dir : "/";
+}
+
 int environ_apply(spank_t spank, const struct container *container)
 {
     static const char *const locale[] = {"LANG", "LANGUAGE", "LC_ALL"};
@@ -74,7 +83,7 @@ int environ_apply(spank_t spank, const struct container *container)
         if (!args_env_holds(locale[i]))
             spank_unsetenv(spank, locale[i]);
     if (user != NULL &&
-        (override(spank, "HOME", user->pw_dir) < 0 || override(spank, "USER", user->pw_name) < 0 ||
+        (override(spank, "HOME", environ_home(container)) < 0 || override(spank, "USER", user->pw_name) < 0 ||
          override(spank, "SHELL", "/bin/sh") < 0))
         return -1;
     if (image_environment(spank, container, &has_path) < 0)

@@ -226,11 +226,15 @@ static void add_accounts(const struct container *container, const struct passwd 
     add_account("/etc/group", user->pw_name, rest);
 }
 
-static int mount_home(const struct passwd *user)
+static int mount_home(const struct container *container, const struct passwd *user)
 {
-    if (args.mount_home != YES || user == NULL)
+    int made = user != NULL ? make_inside(user->pw_dir, true, LINKS_MAX) : -1;
+
+    if (made >= 0)
+        close(made);
+    if (args.mount_home != YES)
         return 0;
-    return mount_one(user->pw_dir, args.remap_root == YES ? "/root" : user->pw_dir, "x-create=dir,bind,nosuid");
+    return mount_one(container->home, environ_home(container), "x-create=dir,bind,nosuid");
 }
 
 static int pivot(void)
@@ -264,7 +268,7 @@ int mounts_apply(const struct container *container)
     if (lock >= 0)
         close(lock);
     add_accounts(container, user);
-    if (mount_system() < 0 || mount_home(user) < 0)
+    if (mount_system() < 0 || mount_home(container, user) < 0)
         return -1;
     for (size_t i = 0; i < args.mounts_len; ++i)
         if (mount_one(args.mounts[i].source, args.mounts[i].target, args.mounts[i].flags) < 0)

@@ -48,6 +48,7 @@ void log_show(void);
 struct container {
     char name[NAME_MAX + 1];
     char rootfs[PATH_MAX];
+    char home[PATH_MAX]; /* the caller's $HOME */
     bool exists, attach, temporary;
     uid_t uid;
     gid_t gid;
@@ -66,13 +67,14 @@ int rootfs_save(const struct container *container, const char *path);
 
 /* start.c: namespaces of a container that is started, and joining them. */
 pid_t container_start(const struct container *container, int life_fd);
-int container_join(pid_t pid);
+int container_join(pid_t pid, const char *home);
 
 /* mounts.c: inside a fresh mount namespace, everything up to the pivot. */
 int mounts_apply(const struct container *container);
 
-/* environ.c: the image's environment against the caller's. */
+/* environ.c: the image's environment against the caller's, and the home directory inside. */
 int environ_apply(spank_t spank, const struct container *container);
+const char *environ_home(const struct container *container);
 
 /* seccomp.c: calls that change an owner succeed without doing anything. */
 int seccomp_fake_owners(void);

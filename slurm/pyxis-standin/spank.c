@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,6 +76,11 @@ EXPORTED int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
     }
     if (spank_getenv(spank, "PWD", step.job_cwd, sizeof(step.job_cwd)) != ESPANK_SUCCESS)
         step.job_cwd[0] = '\0';
+    if (spank_getenv(spank, "HOME", step.container.home, sizeof(step.container.home)) != ESPANK_SUCCESS) {
+        const struct passwd *user = getpwuid(step.container.uid);
+
+        snprintf(step.container.home, sizeof(step.container.home), "%s", user != NULL ? user->pw_dir : "/");
+    }
     return 0;
 }
 
@@ -206,7 +212,7 @@ EXPORTED int slurm_spank_task_init(spank_t spank, int argc, char **argv)
     if (step.user_init_rc < 0)
         return step.user_init_rc;
     close(step.life[1]);
-    if (start_once() < 0 || environ_apply(spank, &step.container) < 0 || container_join(shared->namespaces) < 0)
+    if (start_once() < 0 || environ_apply(spank, &step.container) < 0 || container_join(shared->namespaces, environ_home(&step.container)) < 0)
         return -1;
     if (__atomic_add_fetch(&shared->started, 1, __ATOMIC_SEQ_CST) == step.local_tasks && shared->holder > 0)
         kill(shared->holder, SIGKILL);

@@ -177,9 +177,9 @@ static int join(int fd, int type, const char *name)
     return rc;
 }
 
-int container_join(pid_t pid)
+int container_join(pid_t pid, const char *home)
 {
-    const char *workdir = args.workdir != NULL ? args.workdir : "/";
+    const char *workdir = args.workdir != NULL ? args.workdir : home;
     int user, tree, rc = -1;
 
     user = open_namespace(pid, "user", "user");
