@@ -26,6 +26,8 @@ h1 { font-size: 24px; margin: 0 0 2px; } h2 { font-size: 17px; margin: 32px 0 10
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
 th { text-align: left; color: var(--soft); font-weight: 600; }
 th, td { padding: 4px 10px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+table.narrow { width: auto; }
+td { white-space: nowrap; } td.words { white-space: normal; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.words { color: var(--soft); }
 .dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; }
 pre { background: var(--tint); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; margin: 0;
@@ -104,7 +106,7 @@ def _causes(summary: Summary) -> Iterator[str]:
             f'<tr><td class="n">{count}</td><td>{escape(cause)}</td></tr>' for cause, count in summary.by_cause.items()
         )
         head = '<tr><th class="n">attempts</th><th>cause</th></tr>'
-        yield f"<h2>Causes of failed attempts</h2><table>{head}{rows}</table>"
+        yield f'<h2>Causes of failed attempts</h2><table class="narrow">{head}{rows}</table>'
 
 
 def _attempts(spans: Sequence[Span]) -> Iterator[str]:

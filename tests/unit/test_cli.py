@@ -1,0 +1,157 @@
+"""Every command explains itself, and answers misuse with exit 2 and one clear line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepfence.cli.main import _COMMANDS, _SUMMARIES
+
+
+def _stepfence(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "stepfence", *arguments],
+        env=_environ(**env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def _environ(**env: str) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "STEPFENCE", "SWEBENCH"))}
+    return {**inherited, **env}
+
+
+def _run(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    return _stepfence("run", "--run-dir", str(tmp_path / "run"), *arguments, cwd=tmp_path, **env)
+
+
+HELP = [(), *((name,) for name in _COMMANDS), ("ledger", "summary")]
+
+
+@pytest.mark.parametrize("path", HELP, ids=" ".join)
+def test_help_is_on_stdout_with_an_example(path: tuple[str, ...]) -> None:
+    answer = _stepfence(*path, "--help")
+    assert answer.returncode == 0 and answer.stderr == b""
+    assert b"Usage: stepfence" in answer.stdout
+    assert b"Example:" in answer.stdout or path == ("ledger",)
+
+
+def test_the_top_lists_every_command_with_its_summary() -> None:
+    told = _stepfence("--help").stdout.decode()
+    assert set(_SUMMARIES) == set(_COMMANDS)
+    assert all(summary in told for summary in _SUMMARIES.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "nonsense"),
+        (["--nonsense"], "--nonsense"),
+        (["run"], "COMMAND"),
+        (["run", "--nonsense", "true"], "--nonsense"),
+        (["run", "--timeout", "soon", "true"], "--timeout"),
+        (["run", "--timeout", "-1", "true"], "timeout"),
+        (["run", "--timeout", "nan", "true"], "timeout"),
+        (["run", "--launch-deadline", "0", "true"], "launch"),
+        (["run", "--retries", "0", "true"], "--retries"),
+        (["run", "--retry-wait", "-1", "true"], "--retry-wait"),
+        (["run", "--launcher", "ssh", "true"], "--launcher"),
+        (["run", "--isolation", "some", "true"], "--isolation"),
+        (["run", "--env", "NOT_SET_ANYWHERE", "true"], "NOT_SET_ANYWHERE"),
+        (["run", "--env", "A-B=1", "true"], "A-B"),
+        (["run", "--workdir", "relative", "true"], "absolute"),
+        (["run", "--mount", "/a:/b", "true"], "--mount"),
+        (["run", "--image", "x.sqsh", "true"], "container"),
+        (["run", "--ntasks", "2", "true"], "local"),
+        (["run", "--gpus", "1", "true"], "local"),
+        (["run", "--nodes", "0", "true"], "nodes"),
+        (["run", "--", ""], "empty"),
+        (["ledger", "summary"], "PATH"),
+        (["ledger", "summary", "/nonexistent"], "/nonexistent"),
+        (["ledger", "nonsense"], "nonsense"),
+        (["demo", "--out", "/dev/null/x"], "/dev/null/x"),
+        (["demo", "surplus"], "surplus"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_misuse_is_exit_2_and_one_line_on_stderr(tmp_path: Path, arguments: list[str], said: str) -> None:
+    answer = _stepfence(*arguments, cwd=tmp_path)
+    stderr = answer.stderr.decode()
+    assert answer.returncode == 2, stderr
+    assert answer.stdout == b""
+    assert said in stderr
+    assert stderr.count("\n") == 1 and "Traceback" not in stderr
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    answer = _stepfence("run", "--run-dir", "/dev/null/x", "true", cwd=tmp_path)
+    assert (answer.returncode, answer.stdout, answer.stderr.count(b"\n")) == (2, b"", 1)
+
+
+def test_srun_outside_of_a_job_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    answer = _run(tmp_path, "--launcher", "srun", "true")
+    assert answer.returncode != 0
+    assert (answer.stdout, answer.stderr.count(b"\n")) == (b"", 1)
+    assert b"--launcher local" in answer.stderr
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 0", 0), ("exit 3", 3), ("exit 75", 75), ("kill -9 $$", 137)])
+def test_the_exit_status_is_the_commands_own(tmp_path: Path, command: str, status: int) -> None:
+    assert _run(tmp_path, "--", "sh", "-c", command).returncode == status
+
+
+def test_output_is_the_commands_byte_for_byte(tmp_path: Path) -> None:
+    answer = _run(tmp_path, "--", "sh", "-c", r"printf 'a\377\000b'; printf 'e\n\r' >&2")
+    assert (answer.stdout, answer.stderr) == (b"a\xff\0b", b"e\n\r")
+
+
+def test_a_time_limit_is_exit_124(tmp_path: Path) -> None:
+    assert _run(tmp_path, "--timeout", "0.2", "--", "sleep", "30").returncode == 124
+
+
+def test_what_provably_never_ran_is_exit_75_and_says_why(tmp_path: Path) -> None:
+    answer = _run(tmp_path, "--retries", "2", "--retry-wait", "0", "--", "/no/such/program")
+    assert (answer.returncode, answer.stdout) == (75, b"")
+    assert b"provably never ran" in answer.stderr
+
+
+def test_retries_are_logged_on_stderr_alone(tmp_path: Path) -> None:
+    answer = _run(tmp_path, "--retries", "2", "--retry-wait", "0", "--launch-deadline", "0.001", "--", "true")
+    assert (answer.returncode, answer.stdout) == (75, b"")
+    assert b'"event": "retry.waiting"' in answer.stderr
+
+
+def test_a_signal_is_128_plus_its_number_and_ends_the_command(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepfence", "run", "--run-dir", str(tmp_path), "--", "sh", "-c", "echo up; sleep 1000"],
+        env=_environ(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"up\n"
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == b"", "the command's end closes the stream"
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 20
+
+
+def test_a_reader_that_goes_away_does_not_end_the_command(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    script = f"{sys.executable} -m stepfence run -- sh -c 'yes | head -n 100000; : >{done}' | head -n 1"
+    answer = subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
+    assert (answer.stdout, answer.stderr) == (b"y\n", b"")
+    assert done.exists()
