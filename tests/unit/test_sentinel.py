@@ -314,6 +314,6 @@ def test_a_labelled_line_without_end_is_let_go() -> None:
 
 def test_a_tail_keeps_the_last_bytes() -> None:
     tail = Tail(limit=4)
-    for piece in (b"ab", b"cdefghij", b"k\xff"):
+    for piece in (b"ab", b"cdefghij", b"xyz", b"ijk\xff"):
         tail(piece)
     assert tail.text() == "ijk\N{REPLACEMENT CHARACTER}"

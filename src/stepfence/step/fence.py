@@ -208,11 +208,13 @@ def read_regular(path: Path, *, limit: int) -> bytes:
 def _read(path: Path, *, limit: int) -> tuple[int, int, bytes]:
     """Return a regular file's device, inode and first bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return found.st_dev, found.st_ino, file.read(limit)
+        return found.st_dev, found.st_ino, os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
 
 
 def _ntasks(path: Path) -> int:

@@ -81,6 +81,8 @@ set -C
   sf_refuse fence-error "the status file cannot be created"
 }
 set +C
+# A sweep after the proof takes the revocation along, and with it the runner's own file.
+[ -e "$sf_fence/attempt.json" ] || sf_refuse fence-error "somebody emptied its directory"
 sf_line=0.00
 read -r sf_line sf_one </proc/uptime
 printf 'started %s %s\n' "$sf_way" "${sf_line%.*}${sf_line#*.}" >&8
