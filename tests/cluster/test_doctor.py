@@ -1,4 +1,4 @@
-"""``stepfence doctor`` on a real Slurm: what it says of a sound cluster, and of each thing that is broken on one node."""
+"""``stepfence doctor`` on a real Slurm: what it says of a sound cluster, and of whatever is broken on one node."""
 
 from __future__ import annotations
 
@@ -185,6 +185,27 @@ def test_storage_that_one_node_cannot_write_is_found(cluster: Any, job: Any) -> 
         assert node.run("umount", str(run_dir)) == 0
     assert report.failed == {("step", "node4")}
     assert "record-failed" in report.one("step", "node4")["detail"]
+
+
+def test_storage_on_which_two_can_create_the_same_file_is_found(cluster: Any, job: Any) -> None:
+    """An overlay shows a node what others write and keeps what it writes itself: the fence is there, and worthless."""
+    run_dir, private = job.shared / "overlaid" / "run", cluster.node("node2").layout.root / "overlay"
+    assert job.cli("run", "--run-dir", str(run_dir), "--", "true").returncode == 0
+    for name in ("upper", "work"):
+        (private / name).mkdir(parents=True)
+    node = cluster.node("node2")
+    layers = f"lowerdir={run_dir},upperdir={private}/upper,workdir={private}/work"
+    if node.run("mount", "-t", "overlay", "none", "-o", layers, str(run_dir)) != 0:
+        pytest.skip("this kernel mounts no overlay here")
+    try:
+        report = examine(job, "--run-dir", str(run_dir))
+    finally:
+        assert node.run("umount", str(run_dir)) == 0
+    assert report.statuses("fence-visible") == everywhere("ok")
+    assert {("exclusive-creation", "node2"), ("clock", "node2")} <= report.failed
+    assert "no proof holds" in report.one("exclusive-creation", "node2")["detail"]
+    # The neighbours are told as well; node4 is none of node2's.
+    assert report.statuses("exclusive-creation")["node4"] == "ok"
 
 
 def test_a_clock_that_is_off_is_found(cluster: Any, job: Any) -> None:

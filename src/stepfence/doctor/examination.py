@@ -282,12 +282,9 @@ def _was_launched(bare: Ran | Missed) -> bool:
 
 def _batches(nodes: Sequence[_Node]) -> Iterator[Sequence[_Node]]:
     """Give the nodes in batches of like size: a node alone has no neighbour to race."""
-    if not nodes:
-        return
     count = -(-len(nodes) // AT_ONCE)
-    size = -(-len(nodes) // count)
-    for start in range(0, len(nodes), size):
-        yield nodes[start : start + size]
+    for number in range(count):
+        yield nodes[len(nodes) * number // count : len(nodes) * (number + 1) // count]
 
 
 @contextlib.contextmanager
