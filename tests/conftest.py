@@ -198,8 +198,8 @@ def cluster(testcluster: ModuleType) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def prolog_cluster(testcluster: ModuleType) -> Iterator[Any]:
-    """Two nodes whose task prolog can be made slow, without containers."""
-    with _cluster(testcluster, nodes=2, task_prolog=True, pyxis=False) as up:
+    """Three nodes whose task prolog can be made slow, without containers."""
+    with _cluster(testcluster, nodes=3, task_prolog=True, pyxis=False) as up:
         yield up
 
 
@@ -237,8 +237,8 @@ def root_job(cluster: Any) -> Iterator[Job]:
 
 @pytest.fixture(scope="module")
 def prolog_job(prolog_cluster: Any) -> Iterator[Job]:
-    """A job on the cluster whose task prolog can be slow."""
-    yield from _job(prolog_cluster, prolog_cluster.description.settings.user)
+    """A job of root's on the cluster whose task prolog can be slow."""
+    yield from _job(prolog_cluster, "root")
 
 
 _numbers = iter(range(10_000))
