@@ -135,6 +135,7 @@ sf_watch() {
   # shellcheck disable=SC2086
   kill -TERM $sf_pids
   sf_sleep "$sf_kill"
+  trap '' TERM # the first death ends the command, and the outer shell then ends this watch
   for sf_key in 1 2 3; do # again for what was forked meanwhile
     sf_pids='' && sf_below "$sf_top"
     # shellcheck disable=SC2086
@@ -193,7 +194,7 @@ if [ "$sf_mode" = none ]; then
   sf_pids=
   command -v grep >/dev/null || sf_pids=,unknown
   # shellcheck disable=SC2013 # paths of pids have no blanks
-  for sf_one in $(grep -l -a -F "STEPFENCE_ATTEMPT=$sf_attempt" /proc/[0-9]*/environ); do
+  for sf_one in $(grep -lzF "STEPFENCE_ATTEMPT=$sf_attempt" /proc/[0-9]*/environ); do
     sf_one=${sf_one#/proc/}
     sf_pids="$sf_pids,${sf_one%/environ}"
   done

@@ -1,0 +1,247 @@
+"""The step script under dash, bash and busybox ash, by the local protocol: each in turn is /bin/sh."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stepfence import Isolation, Step, StepNotLaunched, StepOutcomeUnknown, StepRunner
+from stepfence.launch.process import BOOTSTRAP
+from stepfence.step.fence import AttemptFence, FenceRoot
+from stepfence.step.request import Nonces, Request
+
+from .conftest import Shell
+
+ISOLATIONS = [Isolation.AUTO, Isolation.NONE]
+ALL_BYTES = bytes(range(1, 256))
+
+
+@pytest.fixture(params=ISOLATIONS, ids=str)
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    return Isolation(request.param)
+
+
+def test_the_shell_is_the_one_that_is_meant(shell_runner: StepRunner, shell: Shell) -> None:
+    result = shell_runner.run(Step(["stat", "-Lc", "%d %i", "/bin/sh"]))
+    meant = Path(shell.path).stat()
+    assert result.stdout_text.split() == [str(meant.st_dev), str(meant.st_ino)]
+
+
+def test_output_and_exit_status_come_back(shell_runner: StepRunner, isolation: Isolation) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import os; os.write(1, bytes(range(256))); os.write(2, b'e' * 70000); os._exit(7)",
+    ]
+    result = shell_runner.run(Step(command, isolation=isolation, timeout_s=20))
+    assert (result.returncode, result.stdout, result.stderr) == (7, bytes(range(256)), b"e" * 70000)
+    assert (result.timed_out, result.output_complete) == (False, True)
+    assert result.evidence.isolation == "none" if isolation is Isolation.NONE else result.evidence.isolation != ""
+
+
+def test_words_and_variables_arrive_byte_for_byte(shell_runner: StepRunner, isolation: Isolation) -> None:
+    everything = os.fsdecode(ALL_BYTES)
+    code = "import os, sys; os.write(1, os.fsencode(sys.argv[1])); os.write(2, os.environb[b'V'])"
+    result = shell_runner.run(
+        Step([sys.executable, "-c", code, everything], env={"V": everything}, isolation=isolation)
+    )
+    assert (result.stdout, result.stderr) == (ALL_BYTES, ALL_BYTES)
+
+
+def test_a_newline_variable_of_the_image_stays_what_it_was(shell_runner: StepRunner) -> None:
+    result = shell_runner.run(Step(["env"], env={"NL": "mine", "IFS": "x1"}))
+    assert b"NL=mine\n" in result.stdout
+    assert b"sf_" not in result.stdout
+
+
+def test_stdin_is_the_commands_alone(shell_runner: StepRunner, isolation: Isolation) -> None:
+    data = os.urandom(300_000)
+    result = shell_runner.run(Step(["cat"], stdin=data, isolation=isolation, timeout_s=30))
+    assert result.stdout == data
+
+
+@pytest.mark.parametrize(("number", "status"), [(9, 137), (15, 143), (10, 138)])
+def test_a_signal_is_told_as_128_and_its_number(
+    shell_runner: StepRunner, isolation: Isolation, number: int, status: int
+) -> None:
+    command = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})"]
+    result = shell_runner.run(Step(command, isolation=isolation))
+    assert (result.returncode, result.stderr) == (status, b"")
+
+
+def test_a_time_limit_of_half_a_second_fires_after_half_a_second(
+    shell_runner: StepRunner, isolation: Isolation
+) -> None:
+    result = shell_runner.run(Step(["sleep", "60"], timeout_s=0.5, isolation=isolation))
+    assert (result.timed_out, result.returncode) == (True, 124)
+    assert 0.45 <= result.duration_s < 10
+
+
+def test_a_limit_shorter_than_the_launch_still_fires(shell_runner: StepRunner, isolation: Isolation) -> None:
+    result = shell_runner.run(Step(["sleep", "60"], timeout_s=0.001, grace_s=5, isolation=isolation))
+    assert result.timed_out
+
+
+def test_an_exit_status_of_124_or_137_is_no_time_out(shell_runner: StepRunner, isolation: Isolation) -> None:
+    for status in (124, 137):
+        result = shell_runner.run(Step(["sh", "-c", f"exit {status}"], timeout_s=30, isolation=isolation))
+        assert (result.returncode, result.timed_out) == (status, False)
+
+
+@pytest.mark.parametrize("command", ["/nonexistent", "no-such-command", "/etc/passwd", "/etc", "cd", "sf_run", "if"])
+def test_what_exec_would_not_find_is_refused_before_the_fence(
+    shell_runner: StepRunner, isolation: Isolation, command: str
+) -> None:
+    with pytest.raises(StepNotLaunched) as caught:
+        shell_runner.run(Step([command], isolation=isolation))
+    assert caught.value.provable_non_execution
+    assert caught.value.evidence.refusal == "command-missing"
+
+
+@pytest.mark.parametrize("contents", ["#!/nonexistent/interpreter\n", "\x7fELF nothing"])
+def test_an_exec_that_fails_is_not_the_commands_own_exit_status(
+    shell_runner: StepRunner, shell: Shell, isolation: Isolation, tmp_path: Path, contents: str
+) -> None:
+    if shell.name == "busybox" and contents.startswith("\x7f"):
+        pytest.skip("busybox takes every file for a script")
+    program = tmp_path / "program"
+    program.write_text(contents)
+    program.chmod(0o755)
+    with pytest.raises(StepOutcomeUnknown) as caught:
+        shell_runner.run(Step([str(program)], isolation=isolation))
+    assert not caught.value.provable_non_execution
+
+
+def test_a_program_without_a_first_line_is_run_by_the_shell(
+    shell_runner: StepRunner, isolation: Isolation, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("echo ran; exit 126\n")
+    program.chmod(0o755)
+    result = shell_runner.run(Step([str(program)], isolation=isolation))
+    assert (result.returncode, result.stdout) == (126, b"ran\n")
+
+
+def test_a_variable_that_the_shell_keeps_for_itself_is_set_or_refused(shell_runner: StepRunner, shell: Shell) -> None:
+    step = Step(["env"], env={"UID": "4711", "AFTER": "1"})
+    if shell.name != "bash":
+        assert b"UID=4711\n" in shell_runner.run(step).stdout
+        return
+    with pytest.raises(StepNotLaunched) as caught:
+        shell_runner.run(step)
+    assert (caught.value.provable_non_execution, caught.value.evidence.refusal) == (True, "env-refused")
+    assert not caught.value.transient
+
+
+def test_a_child_left_behind_does_not_hold_up_the_result(shell_runner: StepRunner, isolation: Isolation) -> None:
+    result = shell_runner.run(Step(["sh", "-c", "sleep 60 & echo out"], isolation=isolation, timeout_s=50))
+    assert (result.returncode, result.stdout) == (0, b"out\n")
+    assert result.duration_s < 20
+    if isolation is Isolation.NONE:
+        assert len(result.evidence.survivors) == 1
+        os.kill(int(result.evidence.survivors[0]), 9)
+
+
+# ---- what the script is told by Slurm -----------------------------------------------------------------------
+
+
+NONCES = Nonces("5" * 32, "e" * 32)
+REQUEST = Request(
+    nonces=NONCES,
+    command=["env"],
+    env={},
+    timeout_s=None,
+    kill_after_s=0.3,
+    forwards_stdin=False,
+    isolation="none",
+    workdir="/",
+    merge_stderr=False,
+    ntasks=1,
+    rootfs="-",
+    uid=os.getuid(),
+    gid=os.getgid(),
+    covers=(),
+)
+
+
+def run_script(
+    shell: Shell, tmp_path: Path, *, request: Request = REQUEST, env: dict[str, str] | None = None
+) -> tuple[AttemptFence, int, bytes, bytes]:
+    """Run the script with variables of its own; return its fence, exit status, stdout and stderr."""
+    fence = FenceRoot(tmp_path / "run").attempt("bare", ntasks=request.ntasks, nonces=NONCES, facts={})
+    done = subprocess.run(
+        shell.wrap(["/bin/sh", "-c", BOOTSTRAP, "stepfence", str(fence.path.parent), fence.name]),
+        input=request.encode(),
+        capture_output=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], **(env or {})},
+    )
+    return fence, done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("procid", ["1", "7", "00", "01", "x", "-1", "0 "])
+def test_a_task_whose_fence_nobody_revokes_runs_nothing(shell: Shell, tmp_path: Path, procid: str) -> None:
+    """With more tasks than asked for, a revocation of task 0 would prove nothing of task 1."""
+    fence, status, _, told = run_script(shell, tmp_path, env={"SLURM_PROCID": procid})
+    assert status == 93
+    assert b" wrong-task " in told
+    assert list(fence.path.glob("status.*")) == []
+
+
+def test_each_of_many_tasks_takes_its_own_fence(shell: Shell, tmp_path: Path) -> None:
+    env = {"SLURM_PROCID": "2", "SLURMD_NODENAME": "n7"}
+    fence, status, out, told = run_script(shell, tmp_path, request=replace(REQUEST, ntasks=3), env=env)
+    assert status == 0
+    assert [path.name for path in fence.path.glob("status.*")] == ["status.2"]
+    assert b" 2 n7 " in told
+    assert b"PATH=" in (fence.path / "out.2").read_bytes()
+    assert b"PATH=" not in out
+
+
+def test_what_the_environment_defines_does_not_reach_the_script_nor_the_nonces_the_command(
+    shell: Shell, tmp_path: Path
+) -> None:
+    hostile = dict.fromkeys(
+        ("sf_end", "sf_start", "sf_inner", "sf_dir", "sf_line", "sf_task", "sf_rc", "sf_fence"), "x"
+    )
+    hostile |= {"SHELLOPTS": "allexport:errexit:nounset", "IFS": "0123"}
+    fence, status, out, _ = run_script(shell, tmp_path, env=hostile)
+    assert status == 0
+    assert b"sf_" not in out.replace(b"stepfence", b"")
+    inside = out.partition(b"\n")[2].rpartition(b"stepfence-end")[0]
+    assert fence.nonces is not None
+    assert fence.nonces.end.encode() not in inside
+    assert fence.nonces.start.encode() not in inside
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("isolation", ["auto", "none"])
+def test_a_tree_that_ignores_TERM_is_killed(shell: Shell, tmp_path: Path, isolation: str) -> None:
+    tree = 'trap "" TERM; sh -c "trap \\"\\" TERM; echo \\$\\$; exec sleep 4711" & sleep 4711; sleep 4711'
+    request = replace(REQUEST, command=["sh", "-c", tree], timeout_s=0.3, isolation=isolation)
+    fence, status, out, _ = run_script(shell, tmp_path, request=request)
+    assert status == 0
+    end = fence.finished(0)
+    assert end is not None
+    assert (end.limit, end.returncode) in ((True, 137), (True, None))
+    child = out.splitlines()[1].decode()
+    if isolation == "none":
+        assert not is_running(int(child))
+
+
+def test_a_wrapper_that_is_killed_claims_no_result(shell: Shell, tmp_path: Path) -> None:
+    """The command kills its own parent, which is all that could have recorded its exit."""
+    with StepRunner.local(run_dir=tmp_path / "run") as runner, pytest.raises(StepOutcomeUnknown):
+        runner.run(Step(["sh", "-c", "kill -9 $PPID; sleep 0.1"], isolation=Isolation.NONE))
