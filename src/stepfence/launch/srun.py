@@ -153,7 +153,9 @@ class SrunLauncher:
         words = ["srun", f"--jobid={job}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--mpi=none"]
         words.append(f"--nodelist={','.join(nodes)}")
         words += ["--job-name=sf-remove", "--wait=0", "--export=ALL", "--chdir=/"]
-        words += ["enroot", "remove", "-f", f"pyxis_{name}", f"pyxis_{job}_{name}"]
+        # One call each: enroot stops at the first name that does not exist.
+        words += ["sh", "-c", 'for name; do enroot remove -f "$name"; done', "stepfence"]
+        words += [f"pyxis_{name}", f"pyxis_{job}_{name}"]
         with contextlib.suppress(OSError):
             process = Process(words, env=self.environment)
             if process.wait(30.0) is None:
