@@ -29,12 +29,11 @@ PLUGSTACK = os.environ.get("STEPFENCE_TEST_PLUGSTACK", "").strip() or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what only the stand-in can do where another Pyxis is asked for."""
-    if PLUGSTACK is None:
-        return
+    """Skip what the Pyxis at hand, the stand-in or an installed one, cannot do."""
+    marker, owner = ("standin", "the Pyxis stand-in") if PLUGSTACK else ("installed", "an installed Pyxis")
     for item in items:
-        if item.get_closest_marker("standin"):
-            item.add_marker(pytest.mark.skip(reason="only the Pyxis stand-in can do this"))
+        if item.get_closest_marker(marker):
+            item.add_marker(pytest.mark.skip(reason=f"only {owner} can do this"))
 
 
 def _load_testcluster() -> ModuleType:
@@ -197,6 +196,15 @@ def cluster(testcluster: ModuleType) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def job_scope_cluster(testcluster: ModuleType) -> Iterator[Any]:
+    """Two nodes whose Pyxis puts the job into the names of its containers (container_scope=job)."""
+    scope = "container_scope=job"
+    line = PLUGSTACK and f"{PLUGSTACK.replace('container_scope=global', '').rstrip()} {scope}"
+    with _cluster(testcluster, nodes=2, plugstack=line, container_scope="job") as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
 def prolog_cluster(testcluster: ModuleType) -> Iterator[Any]:
     """Three nodes whose task prolog can be made slow, without containers."""
     with _cluster(testcluster, nodes=3, task_prolog=True, pyxis=False) as up:
@@ -227,6 +235,12 @@ def busybox_image(testcluster: ModuleType, cluster: Any) -> Path:
 def job(cluster: Any) -> Iterator[Job]:
     """A job of an ordinary user on all four nodes."""
     yield from _job(cluster, cluster.description.settings.user)
+
+
+@pytest.fixture(scope="module")
+def job_scope_job(job_scope_cluster: Any) -> Iterator[Job]:
+    """A job of an ordinary user on both nodes of the cluster with container_scope=job."""
+    yield from _job(job_scope_cluster, job_scope_cluster.description.settings.user)
 
 
 @pytest.fixture(scope="module")
