@@ -38,7 +38,9 @@ def doctor(
     launcher: Annotated[
         str, typer.Option(metavar="srun|local|auto", help="auto: srun inside a Slurm job, else local.")
     ] = "auto",
-    node: Annotated[list[str], typer.Option(help="Examine this node; again for more [all of the job].")] = [],
+    node: Annotated[
+        list[str], typer.Option(metavar="NODE", help="Examine this node; again for more [all of the job].")
+    ] = [],
     launch_deadline: Annotated[
         float | None, typer.Option(metavar="S", help="Limit until a step starts [60; 900 with --image].")
     ] = None,
