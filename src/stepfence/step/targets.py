@@ -78,10 +78,13 @@ class Targets:
         Raises:
             OSError: a fence that is on record cannot be opened: nothing can be revoked.
         """
-        with contextlib.suppress(FileNotFoundError):
-            for path in sorted(self._of(target).glob("*.json")):
+        for path in sorted(self._of(target).glob("*.json")):
+            try:
                 found = json.loads(path.read_bytes())
-                yield Left(AttemptFence.left_behind(Path(found["fence"])), Owner(**found["owner"]), path)
+            except FileNotFoundError:
+                continue  # settled meanwhile
+            # A fence that is gone must not pass for none: its attempt may have run, or may run yet.
+            yield Left(AttemptFence.left_behind(Path(found["fence"])), Owner(**found["owner"]), path)
 
     def _of(self, target: str) -> Path:
         return self._path / hashlib.sha256(target.encode()).hexdigest()[:32]
