@@ -99,6 +99,8 @@ class Attempt:
     kill_after_s: float
     now: Callable[[], float] = time.monotonic
     on_start: Callable[[], object] | None = None
+    never_ran: bool = False
+    """`run` was interrupted, and the command has not run and never can."""
     _clock: _Clock = field(default_factory=_Clock)
 
     def run(self) -> Outcome:
@@ -124,13 +126,20 @@ class Attempt:
                 process = self.launcher.launch(self.plan)
             except OSError as error:
                 return self._outcome(streams, None, fences=(Fence.UNSPAWNED,) * step.ntasks, spawn_error=str(error))
+            except BaseException:
+                self._give_up(streams)
+                raise
             try:
                 return self._watch(process, streams)
             except BaseException:
-                self.fence.revoke()
+                self._give_up(streams)
                 end_step(self.launcher, self.plan, process, step_id=streams.step_id, started=bool(streams.starts))
                 process.close()
                 raise
+
+    def _give_up(self, streams: Streams) -> None:
+        fences = self._merge(streams.fences, self.fence.revoke())
+        self.never_ran = self._outcome(streams, None, fences=fences).verdict is Verdict.NEVER_RAN
 
     def _spool(self, stack: contextlib.ExitStack, name: str) -> BinaryIO | None:
         if self.plan.step.spool_dir is None:

@@ -135,13 +135,17 @@ class StepRunner:
             take_over(target, self._targets)
 
         failures: list[Exception] = []
+        finished: list[Path] = []
 
         def operation() -> StepResult:
-            return self._attempt(step, target=target, named=named, failures=failures)
+            return self._attempt(step, target=target, named=named, failures=failures, finished=finished)
 
         result = retry_on_provable_non_execution(
             operation, target=target, ledger=self.ledger, policy=self.retry, remaining_s=self._remaining_s
         )
+        # Only now that the ledger has it: a runner that dies in between leaves one of the two.
+        for record in finished:
+            record.unlink(missing_ok=True)
         # Not raised inside the loop: a callback's own exception may carry a proof, but not that this command never ran.
         if failures:
             raise failures[0]
@@ -153,7 +157,9 @@ class StepRunner:
 
     # ---- one attempt ----------------------------------------------------------------------------------------
 
-    def _attempt(self, step: Step, *, target: str, named: bool, failures: list[Exception]) -> StepResult:
+    def _attempt(
+        self, step: Step, *, target: str, named: bool, failures: list[Exception], finished: list[Path]
+    ) -> StepResult:
         self.breaker.before_launch()
         launch_deadline_s = self._launch_deadline_s(step, target)
         with self._places.of(step, wait_s=launch_deadline_s) as place:
@@ -172,7 +178,7 @@ class StepRunner:
                 mounts=place.mounts,
                 launch_deadline_s=launch_deadline_s,
             )
-            outcome = Attempt(
+            attempt = Attempt(
                 plan=plan,
                 fence=fence,
                 nonces=nonces,
@@ -180,13 +186,24 @@ class StepRunner:
                 launcher=self.launcher,
                 kill_after_s=KILL_AFTER_S,
                 on_start=place.claim.created if place.claim else None,
-            ).run()
+            )
+            try:
+                outcome = attempt.run()
+            except BaseException as interruption:
+                if attempt.never_ran:
+                    # Or an interrupted run could never be taken up again: its own revocation would look like a start.
+                    interruption.provable_non_execution = True  # type: ignore[attr-defined]
+                    if record is not None:
+                        record.unlink(missing_ok=True)
+                raise
         handed = outcome.process.exit if outcome.process else Exit()
         evidence = evidence_of(outcome, attempt=fence.name, environment=getattr(self.launcher, "environment", {}))
         completed = outcome.verdict is Verdict.COMPLETED
         ended = result_of(outcome, step=step, fence=fence, evidence=evidence, handed=handed) if completed else None
         self._hand_over(plan, place, fence, outcome)
-        if record is not None and outcome.verdict is not Verdict.MAY_HAVE_RUN:
+        if record is not None and completed:
+            finished.append(record)
+        if record is not None and outcome.verdict is Verdict.NEVER_RAN:
             record.unlink(missing_ok=True)
         if ended is None:
             error = error_of(
