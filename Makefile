@@ -37,13 +37,15 @@ check: packages-check $(DEV)
 	$(PYTEST) -q tests/unit/test_imports.py
 	@echo "check: 6 of 6 passed"
 
-## chaos: random faults on a real Slurm
+## chaos: random kills on a real Slurm, as root; CHAOS="--kills 1000 --seed 1" asks for others
+CHAOS ?= --kills 300
 chaos: packages-test $(DEV)
-	$(PYTEST) tests/chaos
+	$(BIN)/python tests/chaos/campaign.py $(CHAOS)
 
-## bench: what a step costs
+## bench: what a step costs; each benchmark makes a cluster on this machine first, as root
+BENCH ?= --testcluster
 bench: packages-test $(DEV)
-	set -e; for script in benchmarks/*.py; do $(BIN)/python $$script; done
+	set -e; for script in benchmarks/*.py; do $(BIN)/python $$script $(BENCH); done
 
 ## test-pyxis: the cluster's tests against an installed Pyxis; STEPFENCE_TEST_PLUGSTACK is its line for plugstack.conf
 test-pyxis: packages-test $(DEV)
