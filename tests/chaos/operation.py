@@ -6,6 +6,7 @@ It runs the operation that the spec describes, by stepfence or by the naive way,
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Unpack
@@ -27,10 +28,18 @@ class JournalledLauncher(SrunLauncher):
     """srun, and a note of which attempt it was spawned for."""
 
     journal: Journal
+    cancels: bool = True
 
     def launch(self, plan: Plan) -> Process:
         self.journal("spawn", attempt=plan.attempt)
         return super().launch(plan)
+
+    def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> str:
+        if self.cancels:
+            return super().end(process, step_id=step_id, step_name=step_name, patience_s=patience_s)
+        process.signal_group(signal.SIGKILL)
+        process.wait(5.0)
+        return ""
 
 
 class JournalledLedger(Ledger):
@@ -71,6 +80,7 @@ def _fenced(spec: dict[str, Any], journal: Journal, number: int) -> dict[str, An
     allocation = Allocation.from_env(settings)
     launcher = JournalledLauncher(allocation, environ=settings.environ, slurm=Slurm(settings.environ))
     launcher.journal = journal
+    launcher.cancels = spec["cancels"]
     ledger = JournalledLedger(f"{spec['run_dir']}/ledger/", run=f"runner-{number}")
     ledger.journal = journal
     runner = StepRunner(

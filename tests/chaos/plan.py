@@ -46,7 +46,19 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One operation and what happens to it."""
+    """One operation and what happens to it.
+
+    Attributes:
+        number: with the campaign's seed it gives all the rest.
+        token: the operation's name.
+        place: which clusters it runs on: `main`, `prolog` or `controller`.
+        kind: see `KINDS`.
+        launch_deadline_s, timeout_s, grace_s: as a step's.
+        lines, sleep_s, returncode: of the command.
+        cancels: whether the runner can end a step that it gave up, by TERM and scancel. Otherwise its srun's group gets
+            KILL and nothing else is done: then late steps come up, and the fence alone has to hold.
+        hold_up, kill: what happens to it.
+    """
 
     number: int
     token: str
@@ -58,6 +70,7 @@ class Trial:
     lines: int
     sleep_s: float
     returncode: int
+    cancels: bool
     hold_up: HoldUp
     kill: Kill
 
@@ -66,7 +79,8 @@ class Trial:
         h, k = self.hold_up, self.kill
         strikes = "" if h.strikes is None else f" x{h.strikes}"
         return (
-            f"#{self.number} {self.kind}, deadline {self.launch_deadline_s:.1f} s, "
+            f"#{self.number} {self.kind}{'' if self.cancels else ' uncancelled'}, "
+            f"deadline {self.launch_deadline_s:.1f} s, "
             f"{h.kind} {h.seconds:.1f} s{strikes} thaw {h.thaw_s:.1f} s, "
             f"{k.signal} {k.target} at {k.at_s:.2f} s, back {k.resume_s:.1f} s later"
         )
@@ -147,6 +161,7 @@ def draw(seed: int, number: int) -> Trial:
         lines=rng.choice([0, 3, 40, 400]),
         sleep_s=round(rng.uniform(0.05, 1.2), 2),
         returncode=rng.choice([0, 0, 0, 1, 3, 42]),
+        cancels=rng.random() < 0.5,
         hold_up=hold_up,
         kill=kill,
     )

@@ -129,6 +129,7 @@ _CLUSTERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("p", "prolog", {"nodes": 2, "cpus_per_node": 64, "task_prolog": True, "pyxis": False}),
     ("q", "controller", {"nodes": 1, "cpus_per_node": 64}),
     ("r", "controller", {"nodes": 1, "cpus_per_node": 64}),
+    ("s", "controller", {"nodes": 1, "cpus_per_node": 64}),
 )
 """A fault of a controller hits every node of its cluster: such trials have clusters of one node."""
 
