@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stepfence import RetryPolicy, StepRunner
@@ -26,6 +27,14 @@ def _has_namespaces() -> bool:
     if shutil.which("unshare") is None:
         return False
     return subprocess.run([*MOUNT_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives; one that only waits to be reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from stepfence import Isolation, Step, StepNotLaunched, StepOutcomeUnknown, StepRunner
@@ -16,7 +15,7 @@ from stepfence.launch.process import BOOTSTRAP
 from stepfence.step.fence import AttemptFence, FenceRoot
 from stepfence.step.request import Nonces, Request
 
-from .conftest import Shell
+from .conftest import Shell, is_running
 
 ISOLATIONS = [Isolation.AUTO, Isolation.NONE]
 ALL_BYTES = bytes(range(1, 256))
@@ -218,13 +217,6 @@ def test_what_the_environment_defines_does_not_reach_the_script_nor_the_nonces_t
     assert fence.nonces is not None
     assert fence.nonces.end.encode() not in inside
     assert fence.nonces.start.encode() not in inside
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize("isolation", ["auto", "none"])

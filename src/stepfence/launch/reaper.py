@@ -16,6 +16,9 @@ from stepfence.launch.process import Process
 _PATIENCE_S = 60.0
 """How long srun may take to end by itself once its step is over: epilogs take their time."""
 
+_IDLE_S = 0.02
+"""How long the thread waits for more to do before it ends."""
+
 
 @dataclass(slots=True)
 class _Left:
@@ -26,15 +29,16 @@ class _Left:
 
 
 class Reaper:
-    """Drain and reap processes in one daemon thread, and end steps that must not go on in threads of their own."""
+    """Drain and reap processes in one daemon thread, and end steps that must not go on in threads of their own.
+
+    The thread, and all that it has open, is there only while there is something to reap.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._new: list[_Left] = []
         self._busy = 0
-        self._thread: threading.Thread | None = None
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._closed = False
+        self._wake: int | None = None
 
     def take(self, process: Process, *, then: Callable[[], object] = lambda: None) -> None:
         """Reap a process; call ``then`` when it is gone."""
@@ -45,11 +49,11 @@ class Reaper:
         with self._lock:
             self._busy += 1
             self._new.append(_Left(process, then, time.monotonic() + _PATIENCE_S))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="stepfence-reaper", daemon=True)
-                self._thread.start()
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b".")
+            if self._wake is None:
+                woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+                threading.Thread(target=self._run, args=[woken], name="stepfence-reaper", daemon=True).start()
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake, b".")
 
     def do(self, work: Callable[[], object]) -> None:
         """Run ``work``, which ends by itself, in a daemon thread; `close` waits for it."""
@@ -67,28 +71,33 @@ class Reaper:
     def close(self, timeout_s: float = 15.0) -> bool:
         """Wait until nothing is left to do; return whether that was so in time."""
         with self._lock:
-            return self._lock.wait_for(lambda: self._busy == 0, timeout_s)
+            return self._lock.wait_for(lambda: self._busy == 0 and self._wake is None, timeout_s)
 
     def _finish(self) -> None:
         with self._lock:
             self._busy -= 1
             self._lock.notify_all()
 
-    def _run(self) -> None:
-        selector = selectors.DefaultSelector()
-        selector.register(self._wake_read, selectors.EVENT_READ)
+    def _run(self, woken: int) -> None:
         left: list[_Left] = []
-        while True:
-            selector.select(None if not left else 0.25)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
-            with self._lock:
-                fresh, self._new = self._new, []
-            for one in fresh:
-                for descriptor in _descriptors(one.process):
-                    selector.register(descriptor, selectors.EVENT_READ)
-            left += fresh
-            left = [one for one in left if not self._gone(one, selector)]
+        with selectors.DefaultSelector() as selector:
+            selector.register(woken, selectors.EVENT_READ)
+            while True:
+                selector.select(0.25 if left else _IDLE_S)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(woken, 4096)
+                with self._lock:
+                    fresh, self._new = self._new, []
+                    if not left and not fresh and self._wake is not None:
+                        os.close(self._wake)
+                        os.close(woken)
+                        self._wake = None
+                        self._lock.notify_all()
+                        return
+                for one in fresh:
+                    for descriptor in _descriptors(one.process):
+                        selector.register(descriptor, selectors.EVENT_READ)
+                left = [one for one in left + fresh if not self._gone(one, selector)]
 
     def _gone(self, one: _Left, selector: selectors.BaseSelector) -> bool:
         process = one.process
