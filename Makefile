@@ -13,7 +13,7 @@ STAMP := $(VENV)/.stepfence-wheel
 DEV := $(VENV)/.stepfence-dev
 SOURCES := $(shell find src -type f ! -name '*.pyc') pyproject.toml README.md LICENSE
 HASH := \#
-SCRIPTS := $(shell find .ci slurm tests benchmarks -type f -exec awk 'FNR == 1 && /^$(HASH)!.*sh$$/ { print FILENAME } { nextfile }' {} +)
+SCRIPTS := $(shell find .ci slurm tests $(wildcard benchmarks) -type f -exec awk 'FNR == 1 && /^$(HASH)!.*sh$$/ { print FILENAME } { nextfile }' {} +)
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: demo test check chaos bench test-pyxis clean packages-venv packages-check packages-test
@@ -56,7 +56,7 @@ test-pyxis: packages-test $(DEV)
 ## clean: remove what the other targets made
 clean:
 	rm -rf build dist stepfence-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
-	find src tests slurm benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src tests slurm $(wildcard benchmarks) -name __pycache__ -prune -exec rm -rf {} +
 	if [ -e $(STAMP) ]; then rm -rf $(VENV); fi
 
 packages-venv packages-check packages-test:
