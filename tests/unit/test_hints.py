@@ -128,13 +128,24 @@ def test_what_ending_a_step_leaves_in_the_log_is_not_taken_for_the_cause() -> No
     assert hint_for("", deadline="launch deadline of 60 s").slug == "deadline"
 
 
-@pytest.mark.parametrize("refusal", ["workdir-missing", "wrong-rootfs", "no-isolation", "sleep-missing", "no-fence"])
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "command-missing",
+        "half-made-rootfs",
+        "no-fence",
+        "no-isolation",
+        "sleep-missing",
+        "workdir-missing",
+        "wrong-rootfs",
+    ],
+)
 def test_a_refusal_that_stays_is_not_worth_a_retry(refusal: str) -> None:
     hint = hint_for("", refusal=refusal, node="n01")
     assert (hint.slug, hint.transient) == (refusal, False)
 
 
-@pytest.mark.parametrize("refusal", ["half-made-rootfs", "request-torn", "record-failed", "fence-taken", "fence-error"])
+@pytest.mark.parametrize("refusal", ["request-torn", "record-failed", "fence-taken", "fence-error"])
 def test_a_refusal_that_passes_is_worth_a_retry(refusal: str) -> None:
     hint = hint_for("", refusal=refusal, node="n01")
     assert (hint.slug, hint.transient) == (refusal, True)

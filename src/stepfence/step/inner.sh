@@ -2,35 +2,14 @@
 # shellcheck disable=SC2015 # A && B || refuse: B never fails after A
 # The inner half of the step script: the process that takes the fence and becomes the command's parent.
 #
-# Where the node allows namespaces it runs twice: first as the first process of a new PID namespace, with privileges,
-# to cover the fence ("full", "userns", ...); then without them ("run"). It knows the start nonce, never the end nonce.
+# Where the node allows namespaces it is the first process of a new PID namespace, in which the fence is covered, and has
+# no privileges any more. It knows the start nonce, never the end nonce.
 #
 # Descriptors: 4 the task's stderr, 5 and 6 where the command's output goes, 8 the record, 9 the fence directory.
-# Exit status: 93 refused, 94 could not isolate; neither took the fence.
+# Exit status: 93 refused, before the fence was taken.
 
 unset sf_count sf_fence sf_line sf_one sf_path sf_start
-sf_inner=$1 sf_way=$2 sf_drop=$3 sf_task=$4 sf_attempt=$5 sf_stdin=$6 sf_merge=$7 sf_tasks=$8 sf_uid=$9
-shift 9
-sf_gid=$1
-shift
-
-# ---- cover the fence, drop privileges -----------------------------------------------------------------------
-if [ "$sf_drop" != none ]; then
-  for sf_line in "$@"; do
-    [ ! -d "$sf_line" ] || mount -t tmpfs -o ro,nosuid,nodev,size=4k,mode=555 none "$sf_line" || exit 94
-  done
-  case $sf_drop in
-    setpriv)
-      # Enough for package managers and patches; not enough to mount, unmount, trace or make devices.
-      set -- setpriv --inh-caps=-all --no-new-privs \
-        --bounding-set=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+net_bind_service
-      ;;
-    mapback) set -- unshare --user --map-user="$sf_uid" --map-group="$sf_gid" ;;
-    *) set -- unshare --user --map-root-user ;;
-  esac
-  exec "$@" /bin/sh -c "$sf_inner" stepfence '' "$sf_way" none "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" \
-    "$sf_tasks" "$sf_uid" "$sf_gid"
-fi
+sf_way=$1 sf_task=$2 sf_attempt=$3 sf_stdin=$4 sf_merge=$5 sf_tasks=$6
 
 sf_refuse() {
   printf 'stepfence-refused %s %s %s %s\n' "${sf_start:--}" "$sf_task" "$1" "$2" >&4

@@ -17,9 +17,10 @@
 # An image could define these, and what the environment defines is exported when it is assigned. SHELLOPTS sets options
 # of a /bin/sh that is bash: with allexport the command would inherit the end nonce.
 set +aeuvxC
-unset sf_attempt sf_dir sf_drop sf_end sf_exit sf_gid sf_isolation sf_key sf_kids sf_kill sf_left sf_limit sf_line \
-  sf_merge sf_mode sf_nap sf_nl sf_now sf_one sf_pid sf_pids sf_rc sf_rest sf_rootfs sf_self sf_since sf_stdin \
-  sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value sf_watch sf_way sf_whole sf_workdir sf_wrap
+unset sf_attempt sf_dir sf_drop sf_end sf_exit sf_gid sf_isolation sf_keep sf_key sf_kids sf_kill sf_left sf_limit \
+  sf_line sf_merge sf_mode sf_nap sf_nl sf_now sf_one sf_options sf_pid sf_pids sf_rc sf_rest sf_root sf_rootfs sf_self \
+  sf_setpriv sf_since sf_stdin sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value sf_watch sf_way sf_whole \
+  sf_workdir sf_wrap
 unset IFS
 set -f
 sf_attempt=$2 sf_dir=$1/$2 sf_end=- sf_task=${SLURM_PROCID:-0}
@@ -152,35 +153,41 @@ fi
 
 # ---- the command --------------------------------------------------------------------------------------------
 # Each way is tried until the fence is taken or the command is refused; a way that fails took no fence.
-sf_try() { # $1 way, $2 how privileges are dropped; sf_wrap what runs inner.sh; then the directories to cover
+sf_try() { # $1 way, $2 options of unshare, $3 what drops privileges; then the directories to cover
   [ "$sf_rc" != 93 ] && [ ! -e "$sf_dir/status.$sf_task" ] || return 0
-  sf_way=$1 sf_drop=$2
-  shift 2
-  # shellcheck disable=SC2086,SC2154
-  $sf_wrap /bin/sh -c "$sf_inner" stepfence "$sf_inner" "$sf_way" "$sf_drop" "$sf_task" "$sf_attempt" "$sf_stdin" \
-    "$sf_merge" "$sf_tasks" "$sf_uid" "$sf_gid" "$@"
+  sf_way=$1 sf_options=$2 sf_drop=$3 sf_wrap=
+  shift 3
+  if [ "$sf_way" != none ]; then
+    # unshare can mount a proc file system, anywhere: it covers a fence without a process of its own.
+    for sf_one in "$@"; do
+      [ ! -d "$sf_one" ] || sf_wrap="$sf_wrap unshare $sf_options --mount-proc=$sf_one" sf_options=
+    done
+    sf_wrap="$sf_wrap unshare $sf_options --mount-proc $sf_drop"
+  fi
+  # shellcheck disable=SC2086,SC2154 # words on purpose; sf_inner is set in front of this file
+  $sf_wrap /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
   sf_rc=$?
 }
 
+# Enough for package managers and patches; not enough to mount, unmount, trace or make devices.
+sf_keep=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+net_bind_service
+sf_setpriv="setpriv --inh-caps=-all --no-new-privs --bounding-set=$sf_keep"
+sf_root='--user --map-root-user --mount --pid --fork'
 sf_rc=0
 if [ "$sf_isolation" != none ] && command -v unshare >/dev/null; then
-  sf_wrap='unshare --mount --pid --fork --mount-proc'
   if [ "$sf_uid" = 0 ]; then
-    command -v setpriv >/dev/null && sf_try full setpriv "$@"
-    sf_try full userns "$@"
+    command -v setpriv >/dev/null && sf_try full '--mount --pid --fork' "$sf_setpriv" "$@"
+    sf_try full '--mount --pid --fork' 'unshare --user --map-root-user' "$@"
+  else
+    sf_try userns "$sf_root" "unshare --user --map-user=$sf_uid --map-group=$sf_gid" "$@"
+    command -v setpriv >/dev/null && sf_try root-userns "$sf_root" "$sf_setpriv" "$@"
   fi
-  sf_wrap='unshare --user --map-root-user --mount --pid --fork --mount-proc'
-  if [ "$sf_uid" != 0 ]; then
-    sf_try userns mapback "$@"
-    command -v setpriv >/dev/null && sf_try root-userns setpriv "$@"
-  fi
-  sf_try root-userns userns "$@"
+  sf_try root-userns "$sf_root" 'unshare --user --map-root-user' "$@"
 fi
 if [ "$sf_isolation" = require ]; then
   [ "$sf_rc" = 93 ] || [ -e "$sf_dir/status.$sf_task" ] || sf_refuse no-isolation "no way of unshare works here"
 fi
-sf_wrap=''
-sf_try none none
+sf_try none '' ''
 [ "$sf_rc" != 93 ] || exit 93
 
 # ---- how it ended -------------------------------------------------------------------------------------------
