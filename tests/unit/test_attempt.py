@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from stepfence import RetryPolicy, StepNotLaunched, StepRunner
 from stepfence.launch.process import Exit, Plan
 from stepfence.model import Step, Verdict
+from stepfence.settings import Settings
 from stepfence.step.attempt import Attempt, Outcome
 from stepfence.step.classify import Fence
 from stepfence.step.fence import AttemptFence, FenceRoot
@@ -48,6 +50,7 @@ class FakeProcess:
         self.node_stderr = os.fdopen(err_write, "wb", buffering=0)
         self.exit = Exit()
         self.given_up = threading.Event()
+        self.returncode = 0
         self.is_closed = False
         self.holds_pipes = False
         self._thread = threading.Thread(target=self._run, args=[node])
@@ -57,7 +60,7 @@ class FakeProcess:
         node(self)
         if not self.holds_pipes:
             self._close_node()
-        self.exit.set(0)
+        self.exit.set(self.returncode)
 
     def _close_node(self) -> None:
         for stream in (self.node_stdin, self.node_stdout, self.node_stderr):
@@ -606,3 +609,60 @@ def test_the_records_of_many_tasks_stand_in_for_their_streams(two_tasks: Scene) 
             two_tasks.finish(task)
 
     assert two_tasks.run(node).verdict is Verdict.COMPLETED
+
+
+# ---- what the runner makes of it ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("returncode", "ends"), [(-9, 1), (-15, 1), (1, 0), (0, 0)])
+def test_a_step_whose_srun_was_killed_is_ended_all_the_same(tmp_path: Path, returncode: int, ends: int) -> None:
+    def node(process: FakeProcess) -> None:
+        process.returncode = returncode
+
+    launcher = FakeLauncher(node)
+    runner = StepRunner(
+        None,
+        run_dir=tmp_path,
+        launcher=launcher,  # type: ignore[arg-type]
+        settings=Settings.from_env({}),
+        retry=RetryPolicy(max_attempts=1),
+    )
+    with runner, pytest.raises(StepNotLaunched):
+        runner.run(Step(["true"]))
+    assert len(launcher.ended) == ends
+    launcher.processes[0].finish()
+
+
+class ForeignProof(Exception):
+    provable_non_execution = True
+
+
+def test_a_callback_that_raises_over_the_output_of_many_tasks_makes_nothing_run_again(tmp_path: Path) -> None:
+    def node(process: FakeProcess) -> None:
+        (fence,) = (tmp_path / "fences" / "bare").glob("a*")
+        line = process.node_stdin.read(10_000).split(b" ")[2].strip(b"'")
+        for task in range(2):
+            (fence / f"status.{task}").touch()
+            (fence / f"out.{task}").write_bytes(b"out")
+            (fence / f"err.{task}").touch()
+            for stream in (process.node_stdout, process.node_stderr):
+                stream.write(b"%d: stepfence-end %s %d 0 0 none -\n" % (task, line, task))
+
+    def callback(data: bytes) -> None:
+        raise ForeignProof
+
+    launcher = FakeLauncher(node)
+    with (
+        StepRunner(
+            None,
+            run_dir=tmp_path,
+            launcher=launcher,  # type: ignore[arg-type]
+            settings=Settings.from_env({}),
+            retry=RetryPolicy(wait_initial_s=0, jitter_s=0),
+        ) as runner,
+        pytest.raises(ForeignProof),
+    ):
+        runner.run(Step(["true"], ntasks=2, on_stdout=callback), target="t")
+    assert len(launcher.processes) == 1
+    assert list((tmp_path / "targets").rglob("*.json")) == []
+    launcher.processes[0].finish()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -237,3 +239,27 @@ def test_a_wrapper_that_is_killed_claims_no_result(shell: Shell, tmp_path: Path)
     """The command kills its own parent, which is all that could have recorded its exit."""
     with StepRunner.local(run_dir=tmp_path / "run") as runner, pytest.raises(StepOutcomeUnknown):
         runner.run(Step(["sh", "-c", "kill -9 $PPID; sleep 0.1"], isolation=Isolation.NONE))
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="becomes another user")
+def test_a_fork_that_fails_is_not_the_commands_exit_status(shell: Shell) -> None:
+    """The user may have two processes, the script and inner.sh: the command's would be the third."""
+    user = 61184
+    with tempfile.TemporaryDirectory() as directory:
+        fence = FenceRoot(Path(directory) / "run").attempt("bare", ntasks=1, nonces=NONCES, facts={})
+        for path in (Path(directory), *Path(directory).rglob("*")):
+            os.chown(path, user, user)
+        request = replace(REQUEST, command=["touch", f"{directory}/marker"], uid=user, gid=user)
+        limit = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "prlimit", "--nproc=2"]
+        done = subprocess.run(
+            shell.wrap([*limit, "/bin/sh", "-c", BOOTSTRAP, "stepfence", str(fence.path.parent), fence.name]),
+            input=request.encode(),
+            capture_output=True,
+            check=False,
+            env={"PATH": os.environ["PATH"]},
+            timeout=60,
+        )
+        assert fence.was_started(0), done.stderr
+        assert not (Path(directory) / "marker").exists()
+        end = fence.finished(0)
+        assert end is None or not end.is_result

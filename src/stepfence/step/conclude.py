@@ -13,7 +13,7 @@ from stepfence.step.attempt import Outcome
 from stepfence.step.classify import Fence
 from stepfence.step.fence import AttemptFence
 from stepfence.step.hints import hint_for
-from stepfence.step.output import HeadTail
+from stepfence.step.output import HeadTail, Sink
 from stepfence.step.result import StepResult
 
 _TAIL_CHARS = 8192
@@ -61,7 +61,9 @@ def result_of(outcome: Outcome, *, step: Step, fence: AttemptFence, evidence: Ev
     timed_out = any(end.limit for end in outcome.ends.values())
     stdout, stderr, complete = outcome.stdout, outcome.stderr, outcome.streams_complete
     if step.ntasks > 1:
-        stdout, stderr, complete = _read_outputs(step, fence)
+        sinks, complete = _read_outputs(step, fence)
+        stdout, stderr = (sink.kept for sink in sinks)
+        outcome.failure = outcome.failure or sinks[0].failure or sinks[1].failure
     return StepResult(
         returncode=TIMED_OUT if timed_out else max(end.returncode or 0 for end in outcome.ends.values()),
         stdout=stdout.data,
@@ -133,20 +135,18 @@ def _task_list(evidence: Evidence) -> str:
     return f"Tasks: {', '.join(told)}."
 
 
-def _read_outputs(step: Step, fence: AttemptFence) -> tuple[HeadTail, HeadTail, bool]:
+def _read_outputs(step: Step, fence: AttemptFence) -> tuple[list[Sink], bool]:
     """Read what many tasks wrote, one after the other by number, within the step's bound."""
-    streams = []
+    sinks = []
     complete = True
     for name, callback in (("out", step.on_stdout), ("err", step.on_stderr)):
-        kept = HeadTail(step.keep_bytes)
+        sink = Sink(HeadTail(step.keep_bytes), callback=callback, spool=None)
         for task in range(step.ntasks):
             try:
                 with (fence.path / f"{name}.{task}").open("rb") as file:
                     while piece := file.read(256 * 1024):
-                        kept(piece)
-                        if callback is not None:
-                            callback(piece)
+                        sink(piece)
             except OSError:
                 complete = False
-        streams.append(kept)
-    return streams[0], streams[1], complete
+        sinks.append(sink)
+    return sinks, complete

@@ -71,6 +71,7 @@ printf 'stepfence-start %s %s %s %s\n' "$sf_start" "$sf_task" "${SLURMD_NODENAME
   "${SLURM_JOB_ID:--}.${SLURM_STEP_ID:--}"
 exec 9<&-
 sf_run() {
+  printf 'forked\n' >&8
   exec 4>&- 5>&- 6>&- 8>&-
   # Without an exec the exit status is this shell's, not the command's.
   trap 'printf "unreached\n" >>"/proc/$$/fd/8"' EXIT

@@ -271,7 +271,9 @@ class StepRunner:
                 end_step(self.launcher, plan, process, step_id=step_id, started=bool(outcome.starts))
             self._reaper.take(process, then=clean)
 
-        if outcome.needs_end and (process.poll() is None or place.creates):
+        # Where a signal ended srun, nobody has told the step to end.
+        is_gone = (process.poll() or 0) >= 0 and process.exit.returncode is not None
+        if outcome.needs_end and (not is_gone or place.creates):
             self._reaper.do(end)
         else:
             self._reaper.take(process, then=clean)

@@ -17,10 +17,10 @@
 # An image could define these, and what the environment defines is exported when it is assigned. SHELLOPTS sets options
 # of a /bin/sh that is bash: with allexport the command would inherit the end nonce.
 set +aeuvxC
-unset sf_attempt sf_dir sf_drop sf_end sf_exit sf_gid sf_isolation sf_keep sf_key sf_kids sf_kill sf_left sf_limit \
+unset sf_attempt sf_cover sf_dir sf_drop sf_end sf_exit sf_gid sf_isolation sf_keep sf_key sf_kids sf_kill sf_left sf_limit \
   sf_line sf_merge sf_mode sf_nap sf_nl sf_now sf_one sf_options sf_pid sf_pids sf_rc sf_rest sf_root sf_rootfs sf_self \
   sf_setpriv sf_since sf_stdin sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value sf_watch sf_way sf_whole \
-  sf_workdir sf_wrap
+  sf_workdir
 unset IFS
 set -f
 sf_attempt=$2 sf_dir=$1/$2 sf_end=- sf_task=${SLURM_PROCID:-0}
@@ -75,11 +75,12 @@ exec 2>/dev/null
 # ---- the watch over the time limit --------------------------------------------------------------------------
 # It runs outside the command's namespaces: the command can neither see it nor stop it.
 sf_read_record() {
-  sf_mode='' sf_exit=- sf_since=0
+  sf_mode='' sf_exit=unreached sf_since=0
   while read -r sf_key sf_value sf_rest; do
     case $sf_key in
       started) [ -n "$sf_mode" ] || sf_mode=$sf_value sf_since=$sf_rest ;;
-      unreached) sf_exit=unreached ;; # the status is the shell's own: there was no exec
+      forked) sf_exit=- ;;
+      unreached) sf_exit=unreached ;; # the status is the shell's own: there was no exec, or else no fork
       exit) [ "$sf_exit" = unreached ] || sf_exit=$sf_value ;;
     esac
   done <"$sf_dir/record.$sf_task"
@@ -152,32 +153,38 @@ if [ "$sf_limit" != - ]; then
 fi
 
 # ---- the command --------------------------------------------------------------------------------------------
+# The first process of the new namespaces, with privileges: it covers the fence and gives way to inner.sh without them.
+# An empty directory is what the command finds there; a second proc file system would be a trap for its `grep -r`.
+# shellcheck disable=SC2016
+sf_cover='
+  sf_inner=$1 sf_drop=$2 sf_way=$3 sf_task=$4 sf_attempt=$5 sf_stdin=$6 sf_merge=$7 sf_tasks=$8
+  shift 8
+  for sf_one; do
+    [ ! -d "$sf_one" ] || mount -t tmpfs -o ro,nosuid,nodev,size=4k,mode=555 none "$sf_one" || exit 94
+  done
+  exec $sf_drop /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
+'
+
 # Each way is tried until the fence is taken or the command is refused; a way that fails took no fence.
 sf_try() { # $1 way, $2 options of unshare, $3 what drops privileges; then the directories to cover
   [ "$sf_rc" != 93 ] && [ ! -e "$sf_dir/status.$sf_task" ] || return 0
-  sf_way=$1 sf_options=$2 sf_drop=$3 sf_wrap=
+  sf_way=$1 sf_options=$2 sf_drop=$3
   shift 3
-  if [ "$sf_way" != none ]; then
-    # unshare can mount a proc file system, anywhere: it covers a fence without a process of its own.
-    for sf_one in "$@"; do
-      [ ! -d "$sf_one" ] || sf_wrap="$sf_wrap unshare $sf_options --mount-proc=$sf_one" sf_options=
-    done
-    sf_wrap="$sf_wrap unshare $sf_options --mount-proc $sf_drop"
-  fi
   # shellcheck disable=SC2086,SC2154 # words on purpose; sf_inner is set in front of this file
-  $sf_wrap /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
+  unshare $sf_options --mount --pid --fork --mount-proc /bin/sh -c "$sf_cover" stepfence "$sf_inner" "$sf_drop" \
+    "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks" "$@"
   sf_rc=$?
 }
 
 # Enough for package managers and patches; not enough to mount, unmount, trace or make devices.
 sf_keep=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+net_bind_service
 sf_setpriv="setpriv --inh-caps=-all --no-new-privs --bounding-set=$sf_keep"
-sf_root='--user --map-root-user --mount --pid --fork'
+sf_root='--user --map-root-user'
 sf_rc=0
 if [ "$sf_isolation" != none ] && command -v unshare >/dev/null; then
   if [ "$sf_uid" = 0 ]; then
-    command -v setpriv >/dev/null && sf_try full '--mount --pid --fork' "$sf_setpriv" "$@"
-    sf_try full '--mount --pid --fork' 'unshare --user --map-root-user' "$@"
+    command -v setpriv >/dev/null && sf_try full '' "$sf_setpriv" "$@"
+    sf_try full '' 'unshare --user --map-root-user' "$@"
   else
     sf_try userns "$sf_root" "unshare --user --map-user=$sf_uid --map-group=$sf_gid" "$@"
     command -v setpriv >/dev/null && sf_try root-userns "$sf_root" "$sf_setpriv" "$@"
@@ -187,7 +194,10 @@ fi
 if [ "$sf_isolation" = require ]; then
   [ "$sf_rc" = 93 ] || [ -e "$sf_dir/status.$sf_task" ] || sf_refuse no-isolation "no way of unshare works here"
 fi
-sf_try none '' ''
+if [ "$sf_rc" != 93 ] && [ ! -e "$sf_dir/status.$sf_task" ]; then
+  /bin/sh -c "$sf_inner" stepfence none "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
+  sf_rc=$?
+fi
 [ "$sf_rc" != 93 ] || exit 93
 
 # ---- how it ended -------------------------------------------------------------------------------------------
