@@ -168,6 +168,21 @@ def test_a_callback_that_raises_is_told_and_the_command_is_not_run_again(tmp_pat
     assert (ledger.summary().operations, ledger.summary().infra_retries_total) == (1, 0)
 
 
+class Hostile(io.BytesIO):
+    """A stdin whose reading fails with a proof of its own."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise ForeignProof
+
+
+def test_a_stdin_that_raises_does_not_make_the_command_run_again(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    retry = RetryPolicy(wait_initial_s=0, jitter_s=0)
+    with StepRunner.local(run_dir=tmp_path / "run", retry=retry) as runner, pytest.raises(ForeignProof):
+        runner.run(Step(["sh", "-c", f"echo ran >>{runs}; cat"], stdin=Hostile(b"x")))
+    assert not runs.exists() or runs.read_text() == "ran\n"
+
+
 # ---- stdin --------------------------------------------------------------------------------------------------
 
 

@@ -190,7 +190,9 @@ class StepRunner:
             try:
                 outcome = attempt.run()
             except BaseException as interruption:
-                if attempt.never_ran:
+                # Ours in place of any that it carries, e.g. one that the reading of stdin raised about something else.
+                interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
+                if attempt.never_ran and record is not None:
                     # Or an interrupted run could never be taken up again: its own revocation would look like a start.
                     interruption.provable_non_execution = True  # type: ignore[attr-defined]
                     if record is not None:
