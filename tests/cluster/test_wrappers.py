@@ -91,7 +91,9 @@ def test_a_fork_that_is_refused_is_never_a_result_of_the_command(job: Any) -> No
     def work() -> list[str]:
         seen = []
         running = len([p for p in Path("/proc").glob("[0-9]*") if _uid(p) == uid])
-        for allowed in range(running, running + 14):
+        for allowed in range(running, running + 80):
+            if "COMPLETED 5" in seen[-2:]:
+                break
             with StepRunner.local(run_dir=job.shared / "forks", retry=ONCE) as runner:
                 resource.setrlimit(resource.RLIMIT_NPROC, (allowed, most))
                 try:
