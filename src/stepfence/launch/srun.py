@@ -21,6 +21,13 @@ CONTAINER_ENV = "SLURM_PROCID,SLURM_LOCALID,SLURM_NODEID,SLURM_JOB_ID,SLURM_STEP
 _REMOVE_PATIENCE_S = 8.0
 
 _RESERVED = (
+    "--nodes",
+    "--ntasks",
+    "--ntasks-per-node",
+    "--nodelist",
+    "--het-group",
+    "--multi-prog",
+    "--kill-on-bad-exit",
     "--jobid",
     "--job-name",
     "--input",
@@ -37,6 +44,8 @@ _RESERVED = (
     "--container-env",
     "--container-workdir",
 )
+_RESERVED_LETTERS = "nNwioelJWDK"
+"""The short forms of the same."""
 
 
 class SrunLauncher:
@@ -63,7 +72,14 @@ class SrunLauncher:
         for option in step.srun_options:
             if not option.startswith("-") or option in ("-", "--", ":"):
                 raise BadInput(f"srun option {option!r}: write it as one word, --option=value")
-            if option.split("=")[0] in _RESERVED:
+            name = option.split("=")[0]
+            # getopt(3) takes any beginning of a name for the name.
+            is_reserved = (
+                any(reserved.startswith(name) for reserved in _RESERVED)
+                if name.startswith("--")
+                else name[1] in _RESERVED_LETTERS
+            )
+            if is_reserved:
                 raise BadInput(f"srun option {option!r} is set by stepfence itself: leave it out")
         if (
             step.node is not None

@@ -194,9 +194,7 @@ class StepRunner:
                 interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
                 if attempt.never_ran and record is not None:
                     # Or an interrupted run could never be taken up again: its own revocation would look like a start.
-                    interruption.provable_non_execution = True  # type: ignore[attr-defined]
-                    if record is not None:
-                        record.unlink(missing_ok=True)
+                    record.unlink(missing_ok=True)
                 raise
         handed = outcome.process.exit if outcome.process else Exit()
         evidence = evidence_of(outcome, attempt=fence.name, environment=getattr(self.launcher, "environment", {}))
