@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from stepfence import Ledger, Step, StepOutcomeUnknown, StepRunner
+from stepfence import Ledger, RetryPolicy, RunnerError, Step, StepNotLaunched, StepOutcomeUnknown, StepRunner
 from stepfence.launch.local import LocalLauncher
 from stepfence.launch.process import Plan, Process
 from stepfence.ledger import LedgerRecord
@@ -104,3 +106,33 @@ def test_a_target_whose_fence_was_swept_away_may_have_run(tmp_path: Path) -> Non
     with _runner(tmp_path, LocalLauncher(environ=os.environ)) as runner, pytest.raises(StepOutcomeUnknown):
         runner.run(_step(tmp_path), target="op")
     assert not (tmp_path / "truth").exists()
+
+
+class Unreachable(LocalLauncher):
+    """Every launch fails."""
+
+    def launch(self, plan: Plan) -> Process:
+        raise OSError("no srun here")
+
+
+def test_a_runner_between_two_attempts_still_has_its_target_in_hand(tmp_path: Path) -> None:
+    refused = []
+
+    def wait(seconds: float) -> None:
+        with _runner(tmp_path, LocalLauncher(environ=os.environ)) as second, pytest.raises(RunnerError) as error:
+            second.run(_step(tmp_path), target="op")
+        refused.append(str(error.value))
+
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    with _runner(tmp_path, Unreachable(environ=os.environ), ledger) as first, pytest.raises(StepNotLaunched):
+        first.retry = RetryPolicy(max_attempts=2, wait_initial_s=0, jitter_s=0)
+        _during_the_wait(first, wait)
+        first.run(_step(tmp_path), target="op")
+    assert refused == [f"op is being run by process {os.getpid()} on {socket.gethostname()}: wait for it, or end it"]
+    assert not (tmp_path / "truth").exists()
+
+
+def _during_the_wait(runner: StepRunner, act: Callable[[float], None]) -> None:
+    """Have something happen when the retry loop asks how much time is left for another attempt."""
+    asked = iter(range(9))
+    runner.launcher.remaining_s = lambda: act(0.0) if next(asked) == 1 else None  # type: ignore[method-assign]

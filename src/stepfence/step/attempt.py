@@ -213,9 +213,9 @@ class Attempt:
             return self._outcome(streams, process, fences=fences, deadline=deadline, needs_end=True)
         self._collect_finished(streams, fences, process)
         self._clock.ended = self.now()
-        return self._outcome(
-            streams, process, fences=fences, deadline=deadline, needs_end=len(streams.ends) < ntasks, lost=True
-        )
+        # An srun whose slurmstepd was killed hangs on for minutes, whatever `finished` says.
+        needs_end = len(streams.ends) < ntasks or process.poll() is None
+        return self._outcome(streams, process, fences=fences, deadline=deadline, needs_end=needs_end, lost=True)
 
     @staticmethod
     def _merge(before: tuple[Fence, ...], now: tuple[Fence, ...]) -> tuple[Fence, ...]:

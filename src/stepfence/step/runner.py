@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import secrets
@@ -125,15 +126,19 @@ class StepRunner:
             BadInput: the step cannot be run as it is; nothing was spawned.
             StepNotLaunched: it provably never ran, and no further attempt was worth it or allowed.
             StepOutcomeUnknown: it may have run.
+            RunnerError: another runner has the target in hand.
             LaunchPaused: too many launches failed of late.
         """
         _check(step)
         self.launcher.check(step)
         named = target is not None
         target = target or f"step-{secrets.token_hex(6)}"
-        if named:
-            take_over(target, self._targets)
+        with self._targets.held(target) if named else contextlib.nullcontext():
+            if named:
+                take_over(target, self._targets)
+            return self._run(step, target=target, named=named)
 
+    def _run(self, step: Step, *, target: str, named: bool) -> StepResult:
         failures: list[Exception] = []
         finished: list[Path] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from stepfence.errors import RunnerError
 from stepfence.fs import write_json
 from stepfence.step.fence import AttemptFence
 
@@ -63,6 +65,35 @@ class Targets:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "targets"
         self._me = Owner.of_this_process()
+
+    @contextlib.contextmanager
+    def held(self, target: str) -> Iterator[None]:
+        """Keep other runners away from a target for as long as this one may launch attempts of it, waits included.
+
+        A lock of the file system, which goes with its holder. Where there is none to be had (ENOLCK, ENOTSUP) the
+        owners on record are all there is: they tell nothing of a runner between attempts, or on another machine.
+
+        Raises:
+            RunnerError: another runner has it.
+        """
+        directory = self._of(target)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 512, 0).decode(errors="replace") or "another process"
+                raise RunnerError(f"{target} is being run by {holder}: wait for it, or end it") from None
+            except OSError:
+                pass
+            else:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, f"process {self._me.pid} on {self._me.host}".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
 
     def record(self, target: str, fence: AttemptFence) -> Path:
         """Write down an attempt before it is spawned; return the record, to be removed once its outcome is known."""
