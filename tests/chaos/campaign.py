@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "src")]
 
 from chaos.journal import read_journal
 from chaos.oracle import Judgement, Record, claims_of, judge
@@ -125,7 +125,7 @@ class Janitor:
         self._quiet_since: dict[tuple[str, str], float] = {}
         self._lock = threading.Lock()
         self._end = threading.Event()
-        self.unsettled: list[str] = []
+        self.forced: list[str] = []
         self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
         self._thread.start()
 
@@ -164,8 +164,8 @@ class Janitor:
             return True
         if now < until:
             return False
-        left = [seen.command[:90] for seen in (*watch.stepds(job), *watch.sruns(job))]
-        self.unsettled.append(f"{lane.name} job {job}: {left}")
+        # A launch that hangs for ever, or an srun that nobody is left to end: it starts nothing any more.
+        self.forced.append(f"{lane.name} job {job}: {len(watch.end(job))} processes")
         return True
 
 
@@ -178,7 +178,7 @@ class Summary:
 
     judgements: list[tuple[Report, Judgement]]
     late: int
-    unsettled: list[str]
+    forced: list[str]
     listed: list[str]
 
     def total(self, name: str) -> int:
@@ -217,7 +217,7 @@ def _judge_all(campaign: Campaign, janitor: Janitor, listed: list[str]) -> Summa
             found.violations.append("a runner did not come to an end")
         late += _late(events, campaign.site.watch.first_shells)
         judgements.append((report, found))
-    return Summary(judgements, late, janitor.unsettled, listed)
+    return Summary(judgements, late, janitor.forced, listed)
 
 
 def _late(events: list[dict[str, Any]], shells: dict[str, float]) -> int:
@@ -253,8 +253,8 @@ def _tell(campaign: Campaign, summary: Summary, seconds: float) -> int:
     for report in reports:
         if report.error:
             out(f"not counted: {report.trial.told()}: {report.error}")
-    for words in summary.unsettled:
-        out(f"not settled: {words}")
+    if summary.forced:
+        out(f"ended:       what {len(summary.forced)} trials left running after {_SETTLE_S:.0f} s, by force")
     if summary.listed:
         out(f"still listed: {' '.join(summary.listed[:10])}")
     for report, found in summary.judgements:

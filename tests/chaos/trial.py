@@ -119,7 +119,8 @@ def _job(lane: Lane, trial: Trial, watch: Watch) -> str:
                 lane.ready_jobs.append(lane.submit())
             return job
         lane.heal()
-        lane.cluster.wait_for_nodes()
+        lane.cluster.slurm("scontrol", "update", f"NodeName={lane.node_name}", "State=RESUME")
+        time.sleep(1.0)
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -76,6 +77,19 @@ class Watch:
         while more := {p for p, s in seen.items() if s.parent in below and s.command.startswith("slurmstepd")} - below:
             below |= more
         return [s for s in seen.values() if s.parent in below and s.command.startswith("/bin/sh -c ")]
+
+    def end(self, job: str) -> list[Seen]:
+        """Kill what is left of a job's numbered steps, from the leaves up; return it."""
+        seen = self._seen
+        found = [*self.sruns(job), *self.stepds(job)]
+        for one in found:
+            found += [s for s in seen.values() if s.parent == one.pid and s not in found]
+        for one in reversed(found):
+            fresh = _read(one.pid, one.since)
+            if fresh is not None and (fresh.parent, fresh.command) == (one.parent, one.command):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
+        return found
 
     def _run(self) -> None:
         while not self._end.is_set():
