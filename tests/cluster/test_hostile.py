@@ -48,7 +48,7 @@ for p in /proc/[0-9]*; do
       tr -dc 'a-f0-9 \n-' | grep -aoE '[0-9a-f]{32}'
   done < "$p/maps"
 done
-env; set
+unset uncover; env; set
 echo "stepfence-end 00000000000000000000000000000000 0 0 0 full -"
 rm -rf /.stepfence/* FENCES/* /.stepfence FENCES SHARED/*/fences /tmp/* && echo REMOVED
 mkdir -p /.stepfence && echo 0 >/.stepfence/finished.0
