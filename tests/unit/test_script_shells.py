@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from stepfence import Isolation, Step, StepNotLaunched, StepOutcomeUnknown, StepRunner
 from stepfence.launch.process import BOOTSTRAP
-from stepfence.step.fence import AttemptFence, FenceRoot
+from stepfence.step.fence import AttemptFence, FenceRoot, render_script
 from stepfence.step.request import Nonces, Request
 
 from .conftest import Shell, is_running
@@ -208,9 +209,9 @@ def test_each_of_many_tasks_takes_its_own_fence(shell: Shell, tmp_path: Path) ->
 def test_what_the_environment_defines_does_not_reach_the_script_nor_the_nonces_the_command(
     shell: Shell, tmp_path: Path
 ) -> None:
-    hostile = dict.fromkeys(
-        ("sf_end", "sf_start", "sf_inner", "sf_dir", "sf_line", "sf_task", "sf_rc", "sf_fence"), "x"
-    )
+    script = render_script().decode()
+    variables = set(re.findall(r"sf_[a-z_]+", script)) - set(re.findall(r"(sf_[a-z_]+)\(\)", script))
+    hostile = dict.fromkeys(variables, "x")
     hostile |= {"SHELLOPTS": "allexport:errexit:nounset", "IFS": "0123"}
     fence, status, out, _ = run_script(shell, tmp_path, env=hostile)
     assert status == 0
