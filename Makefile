@@ -15,8 +15,9 @@ SOURCES := $(shell find src -type f ! -name '*.pyc') pyproject.toml README.md LI
 HASH := \#
 SCRIPTS := $(shell find .ci slurm tests $(wildcard benchmarks) -type f -exec awk 'FNR == 1 && /^$(HASH)!.*sh$$/ { print FILENAME } { nextfile }' {} +)
 PYTEST := $(BIN)/python -m pytest
+CHECKS := ruff mypy shellcheck codespell imports
 
-.PHONY: demo test check chaos bench test-pyxis clean packages-venv packages-check packages-test
+.PHONY: demo test check $(CHECKS:%=check-%) chaos bench test-pyxis clean packages-venv packages-check packages-test
 .DEFAULT_GOAL := test
 
 ## demo: a small batch with launch faults, on this machine alone; writes stepfence-demo/report.html
@@ -29,13 +30,19 @@ test: packages-test $(DEV)
 
 ## check: lint, types, shell scripts, spelling, direction of imports
 check: packages-check $(DEV)
-	$(BIN)/ruff check
-	$(BIN)/mypy
-	shellcheck -s sh src/stepfence/step/*.sh
-	shellcheck $(SCRIPTS)
-	$(BIN)/codespell
-	$(PYTEST) -q tests/unit/test_imports.py
-	@echo "check: 6 of 6 passed"
+	@failed=; for check in $(CHECKS); do \
+	  echo "== $$check"; $(MAKE) --no-print-directory check-$$check || failed="$$failed $$check"; done; \
+	  [ -z "$$failed" ] || { echo "check: failed:$$failed"; exit 1; }; echo "check: $(words $(CHECKS)) of $(words $(CHECKS)) passed"
+check-ruff:
+	@$(BIN)/ruff check
+check-mypy:
+	@$(BIN)/mypy
+check-shellcheck:
+	@shellcheck -s sh src/stepfence/step/*.sh && shellcheck $(SCRIPTS)
+check-codespell:
+	@$(BIN)/codespell
+check-imports:
+	@$(PYTEST) -q tests/unit/test_imports.py
 
 ## chaos: random kills on a real Slurm, as root; CHAOS="--kills 1000 --seed 1" asks for others
 CHAOS ?= --kills 300
