@@ -45,6 +45,7 @@ class FakeProcess:
         self.stdin = os.fdopen(in_write, "wb", buffering=0)
         self.stdout = os.fdopen(out_read, "rb", buffering=0)
         self.stderr = os.fdopen(err_read, "rb", buffering=0)
+        self.outputs = [self.stdout, self.stderr]
         self.node_stdin = os.fdopen(in_read, "rb", buffering=0)
         self.node_stdout = os.fdopen(out_write, "wb", buffering=0)
         self.node_stderr = os.fdopen(err_write, "wb", buffering=0)

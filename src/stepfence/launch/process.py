@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import IO, Protocol
 
 from stepfence.model import Mount, Step
 
@@ -71,9 +71,40 @@ class Process:
         argv: the words.
         env: its whole environment.
         cwd: where it starts.
+        stderr_option: an option, with ``{}`` for a path, that has the program write its tasks' stderr there: `stderr`
+            is then the tasks' alone, and `words` the program's own.
     """
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str = "/") -> None:
+    def __init__(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str = "/", stderr_option: str | None = None
+    ) -> None:
+        pipe = os.pipe2(os.O_CLOEXEC) if stderr_option else None
+        try:
+            self._spawn(argv, env=env, cwd=cwd, stderr_option=stderr_option, pipe=pipe)
+        except BaseException:
+            if pipe:
+                os.close(pipe[0])
+            raise
+        finally:
+            if pipe:
+                os.close(pipe[1])
+        self.exit = Exit()
+        try:
+            self.pidfd: int | None = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):
+            self.pidfd = None
+
+    def _spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        stderr_option: str | None,
+        pipe: tuple[int, int] | None,
+    ) -> None:
+        if stderr_option and pipe:
+            argv = [argv[0], stderr_option.format(f"/proc/self/fd/{pipe[1]}"), *argv[1:]]
         self._popen = subprocess.Popen(
             argv,
             env=dict(env),
@@ -83,14 +114,19 @@ class Process:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            pass_fds=pipe[1:] if pipe else (),
         )
         assert self._popen.stdin and self._popen.stdout and self._popen.stderr  # noqa: S101
-        self.stdin, self.stdout, self.stderr = self._popen.stdin, self._popen.stdout, self._popen.stderr
-        self.exit = Exit()
-        try:
-            self.pidfd: int | None = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):
-            self.pidfd = None
+        self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
+        self.stderr: IO[bytes] = self._popen.stderr
+        self.words: IO[bytes] | None = None
+        if pipe:
+            self.stderr, self.words = os.fdopen(pipe[0], "rb", buffering=0), self._popen.stderr
+
+    @property
+    def outputs(self) -> list[IO[bytes]]:
+        """stdout, stderr, and the program's own words where they come apart."""
+        return [self.stdout, self.stderr, *([self.words] if self.words else [])]
 
     @property
     def pid(self) -> int:
@@ -130,7 +166,7 @@ class Process:
 
     def close(self) -> None:
         """Close the pipes that are still open."""
-        for stream in (self.stdin, self.stdout, self.stderr):
+        for stream in (self.stdin, *self.outputs):
             with contextlib.suppress(OSError):
                 stream.close()
         if self.pidfd is not None:

@@ -101,7 +101,7 @@ class Reaper:
 
     def _gone(self, one: _Left, selector: selectors.BaseSelector) -> bool:
         process = one.process
-        for stream in (process.stdout, process.stderr):
+        for stream in process.outputs:
             _drain(stream.fileno(), selector)
         if process.poll() is None:
             if time.monotonic() >= one.until:
@@ -120,7 +120,7 @@ class Reaper:
 
 
 def _descriptors(process: Process) -> list[int]:
-    found = [process.stdout.fileno(), process.stderr.fileno()]
+    found = [stream.fileno() for stream in process.outputs]
     return found if process.pidfd is None else [*found, process.pidfd]
 
 

@@ -141,8 +141,11 @@ class SrunLauncher:
         return words
 
     def launch(self, plan: Plan) -> Process:
-        """Spawn srun."""
-        return Process(self.argv(plan), env=self.environment)
+        """Spawn srun.
+
+        Its own words ("srun: got SIGCONT") would come in the middle of the command's stderr: they are kept apart.
+        """
+        return Process(self.argv(plan), env=self.environment, stderr_option="--error={}")
 
     def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> str:
         """End the step on its nodes, then srun; return the step's id.

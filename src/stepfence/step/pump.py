@@ -42,7 +42,7 @@ class Pump:
         self._now = now
         self._dead_since: float | None = None
         self._selector = selectors.DefaultSelector()
-        self._outputs = {0: process.stdout.fileno(), 1: process.stderr.fileno()}
+        self._outputs = {which: stream.fileno() for which, stream in enumerate(process.outputs)}
         for which, descriptor in self._outputs.items():
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ, which)
@@ -56,7 +56,7 @@ class Pump:
             wait_s = min(wait_s, 0.05)
         for key, _ in self._selector.select(wait_s):
             match key.data:
-                case 0 | 1 as which:
+                case 0 | 1 | 2 as which:
                     self._read(which)
                 case "exit":
                     self._selector.unregister(key.fd)

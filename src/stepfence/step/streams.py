@@ -37,7 +37,10 @@ class Streams:
         )
 
     def feed(self, which: int, data: bytes) -> None:
-        """Take bytes of stdout (0) or stderr (1); none means its end."""
+        """Take bytes of stdout (0), stderr (1) or srun's own words (2); none means its end."""
+        if which == 2:
+            self.words(data)
+            return
         scanner = self._scanners[which]
         if data:
             scanner.feed(data)
