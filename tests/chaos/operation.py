@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any, Unpack
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "src")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chaos.journal import Journal, read_journal
 from chaos.naive import NaiveError, NaiveRunner
