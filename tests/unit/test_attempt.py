@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -58,7 +59,8 @@ class FakeProcess:
         self._thread.start()
 
     def _run(self, node: Callable[[FakeProcess], object]) -> None:
-        node(self)
+        with contextlib.suppress(BrokenPipeError):  # the attempt was given up while the node still spoke
+            node(self)
         if not self.holds_pipes:
             self._close_node()
         self.exit.set(self.returncode)
