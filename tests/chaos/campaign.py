@@ -47,6 +47,7 @@ class Campaign:
     only: list[int] | None
     site: Site
     reports: list[Report] = field(default_factory=list)
+    is_stopped: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waiting: dict[str, deque[Trial]] = field(default_factory=dict)
     _next: int = 1
@@ -79,6 +80,8 @@ class Campaign:
     @property
     def is_done(self) -> bool:
         with self._lock:
+            if self.is_stopped:
+                return True
             if self.only is not None:
                 return not self.only and self._open == 0
             return self._open == 0 and sum(report.killed for report in self.reports) >= self.kills
@@ -310,8 +313,13 @@ def main() -> int:
         janitor = Janitor(ground)
         gate = threading.Semaphore(options.jobs)
         with ThreadPoolExecutor(len(ground.lanes)) as pool:
-            for work in [pool.submit(_work, lane, campaign, janitor, gate) for lane in ground.lanes]:
-                work.result()
+            works = [pool.submit(_work, lane, campaign, janitor, gate) for lane in ground.lanes]
+            try:
+                for work in works:
+                    work.result()
+            except BaseException:
+                campaign.is_stopped = True
+                raise
         _say("chaos: everything is thawed; waiting until nothing can start any more")
         for lane in ground.lanes:
             with contextlib.suppress(OSError):
