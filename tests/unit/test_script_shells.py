@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from stepfence import Isolation, Step, StepNotLaunched, StepOutcomeUnknown, StepRunner
-from stepfence.launch.process import BOOTSTRAP
+from stepfence import Isolation, RetryPolicy, Step, StepNotLaunched, StepOutcomeUnknown, StepRunner
+from stepfence.launch.process import BOOTSTRAP, Plan, Process
+from stepfence.settings import Settings
 from stepfence.step.fence import AttemptFence, FenceRoot, render_script
 from stepfence.step.request import Nonces, Request
 
-from .conftest import Shell, is_running
+from .conftest import Shell, ShellLauncher, is_running
 
 ISOLATIONS = [Isolation.AUTO, Isolation.NONE]
 ALL_BYTES = bytes(range(1, 256))
@@ -88,6 +90,30 @@ def test_a_time_limit_of_half_a_second_fires_after_half_a_second(
 def test_a_limit_shorter_than_the_launch_still_fires(shell_runner: StepRunner, isolation: Isolation) -> None:
     result = shell_runner.run(Step(["sleep", "60"], timeout_s=0.001, grace_s=5, isolation=isolation))
     assert result.timed_out
+
+
+class _ElderLauncher(ShellLauncher):
+    """Where the script's shell has a child that is older than the script: Pyxis's enroot, with use_squashfuse."""
+
+    elder = 0
+
+    def launch(self, plan: Plan) -> Process:
+        begin = 'sleep 300 </dev/null >/dev/null 2>&1 & echo "elder $!" >&2; exec "$@"'
+        process = Process(self.shell.wrap(["/bin/sh", "-c", begin, "begin", *plan.script()]), env=self.environment)
+        self.elder = int(process.stderr.readline().split()[1])
+        return process
+
+
+def test_a_time_limit_spares_what_was_there_before_the_script(
+    tmp_path: Path, shell: Shell, isolation: Isolation
+) -> None:
+    launcher = _ElderLauncher(shell)
+    with StepRunner(
+        None, run_dir=tmp_path, settings=Settings.from_env({}), retry=RetryPolicy(max_attempts=1), launcher=launcher
+    ) as runner:
+        result = runner.run(Step(["sleep", "60"], timeout_s=0.3, grace_s=20, isolation=isolation))
+        assert (result.timed_out, is_running(launcher.elder)) == (True, True)
+        os.kill(launcher.elder, signal.SIGKILL)
 
 
 def test_an_exit_status_of_124_or_137_is_no_time_out(shell_runner: StepRunner, isolation: Isolation) -> None:

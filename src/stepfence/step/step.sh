@@ -17,10 +17,10 @@
 # An image could define these, and what the environment defines is exported when it is assigned. SHELLOPTS sets options
 # of a /bin/sh that is bash: with allexport the command would inherit the end nonce.
 set +aeuvxC
-unset sf_attempt sf_cover sf_dir sf_drop sf_end sf_exit sf_gid sf_isolation sf_keep sf_key sf_kids sf_kill sf_left sf_limit \
-  sf_line sf_merge sf_mode sf_nap sf_nl sf_now sf_one sf_options sf_pid sf_pids sf_rc sf_rest sf_root sf_rootfs sf_self \
-  sf_setpriv sf_since sf_stdin sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value sf_watch sf_way sf_whole \
-  sf_workdir
+unset sf_attempt sf_cover sf_dir sf_drop sf_elders sf_end sf_exit sf_gid sf_isolation sf_keep sf_key sf_kids sf_kill \
+  sf_left sf_limit sf_line sf_merge sf_mode sf_nap sf_nl sf_now sf_one sf_options sf_pid sf_pids sf_rc sf_rest sf_root \
+  sf_rootfs sf_self sf_setpriv sf_since sf_stdin sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value \
+  sf_watch sf_way sf_whole sf_workdir
 unset IFS
 set -f
 sf_attempt=$2 sf_dir=$1/$2 sf_end=- sf_task=${SLURM_PROCID:-0}
@@ -98,10 +98,13 @@ sf_children() { # set sf_kids to the children of $1
   done
 }
 
-sf_below() { # add every pid below $1 to sf_pids, but for the watch's own
+sf_below() { # add every pid below $1 to sf_pids, but for the watch's own and those that were there before us
   sf_children "$1"
   for sf_pid in $sf_kids; do
-    [ "$sf_pid" = "$sf_self" ] || { sf_pids="$sf_pids $sf_pid" && sf_below "$sf_pid"; }
+    case " $sf_self $sf_elders " in
+      *" $sf_pid "*) ;;
+      *) sf_pids="$sf_pids $sf_pid" && sf_below "$sf_pid" ;;
+    esac
   done
 }
 
@@ -146,8 +149,10 @@ sf_watch() {
   [ "$sf_mode" = none ] || kill -KILL "$sf_top" # and with it the namespace
 }
 
-sf_watch=
+sf_watch='' sf_elders=''
 if [ "$sf_limit" != - ]; then
+  # Pyxis starts enroot from the process that became this shell: with use_squashfuse it serves the root file system.
+  read -r sf_elders <"/proc/$$/task/$$/children"
   sf_watch </dev/null >/dev/null 4>&- 8>&- 9<&- &
   sf_watch=$!
 fi
