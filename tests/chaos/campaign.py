@@ -253,6 +253,7 @@ def _tell(campaign: Campaign, summary: Summary, seconds: float) -> int:
     out(f"late steps:  {summary.late} seen that came up after their attempt was claimed NEVER_RAN")
     out("verdicts:    " + _counts(found.verdict for _, found in summary.judgements))
     out(f"available:   {summary.total('idle_claimed')} of {summary.total('idle')} idle attempts were claimed NEVER_RAN")
+    out(f"inserted:    {summary.total('inserted')} results with a line of slurmstepd's in their stderr")
     out(f"doubles:     {summary.total('doubles')} executions beyond the first")
     for report in reports:
         if report.error:

@@ -6,6 +6,7 @@ It runs the operation that the spec describes, by stepfence or by the naive way,
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ from stepfence.launch.process import Plan, Process
 from stepfence.launch.srun import SrunLauncher
 from stepfence.ledger import Facts, Outcome
 from stepfence.settings import Settings
+
+_SLURMSTEPD = re.compile(rb"slurmstepd(?:-[^ :]+)?: [^\n]*\n")
 
 
 class JournalledLauncher(SrunLauncher):
@@ -139,11 +142,25 @@ def _completed(result: StepResult, work: Work) -> dict[str, Any]:
         "stderr": _compared(result.stderr, work.stderr()),
         "got": [len(result.stdout), len(result.stderr)],
         "isolation": result.evidence.isolation,
+        "odd": _odd_lines(result.stdout, work.stdout()) + _odd_lines(result.stderr, work.stderr()),
     }
 
 
 def _compared(got: bytes, wanted: bytes) -> str:
-    return "equal" if got == wanted else "prefix" if wanted.startswith(got) else "different"
+    if got == wanted:
+        return "equal"
+    if wanted.startswith(got):
+        return "prefix"
+    # slurmstepd writes to the very stream that the command writes to: nobody can tell its lines by where they came from.
+    without = _SLURMSTEPD.sub(b"", got)
+    if without == wanted:
+        return "equal but for slurmstepd"
+    return "prefix but for slurmstepd" if without != got and wanted.startswith(without) else "different"
+
+
+def _odd_lines(got: bytes, wanted: bytes) -> list[str]:
+    known = set(wanted.splitlines())
+    return [line.decode(errors="replace")[:200] for line in got.splitlines() if line not in known][:8]
 
 
 def _container(spec: dict[str, Any]) -> Container:

@@ -34,6 +34,7 @@ class Judgement:
         idle: those of them whose command in truth never ran.
         idle_claimed: those of these that were claimed as never run.
         doubles: executions beyond the first.
+        inserted: results with lines of slurmstepd's in their output: it writes to the command's own stream.
     """
 
     verdict: str = "NONE"
@@ -44,6 +45,7 @@ class Judgement:
     executions: int = 0
     doubles: int = 0
     unclaimed: list[str] = field(default_factory=list)
+    inserted: int = 0
 
 
 def claims_of(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -101,6 +103,7 @@ def judge(
     for answer in answers:
         if answer["event"] == "answer" and answer["verdict"] == "COMPLETED":
             found.violations += _completed(trial, answer, truth, naive=naive)
+            found.inserted += not naive and "slurmstepd" in answer["stdout"] + answer["stderr"]
     if not naive:
         found.violations += _second_runner(trial, events)
         found.violations += _ledger(events, list(records))
@@ -130,13 +133,13 @@ def _completed(trial: Trial, answer: Mapping[str, Any], truth: Executions, *, na
     elif code == trial.returncode:
         if len(truth.ended) != 1:
             yield f"COMPLETED with {code}, and the command came to its end {len(truth.ended)} times"
-        if answer["output_complete"] and (answer["stdout"], answer["stderr"]) != ("equal", "equal"):
-            said = f"{answer['stdout']}, {answer['stderr']}, {answer['got']} bytes"
+        if answer["output_complete"] and not all(answer[name].startswith("equal") for name in ("stdout", "stderr")):
+            said = f"{answer['stdout']}, {answer['stderr']}, {answer['got']} bytes, {answer['odd']}"
             yield f"output called complete, and it differs: {said}"
     elif code not in _SIGNALLED:
         yield f"return code {code} instead of {trial.returncode}"
-    if "different" in (answer["stdout"], answer["stderr"]) and answer["output_complete"]:
-        yield f"output called complete, and it is not the command's: {answer['stdout']}, {answer['stderr']}"
+    elif "different" in (answer["stdout"], answer["stderr"]) and answer["output_complete"]:
+        yield f"output called complete, and it is not the command's: {answer['odd']}"
 
 
 def _second_runner(trial: Trial, events: Sequence[Mapping[str, Any]]) -> Iterable[str]:
