@@ -667,5 +667,5 @@ def test_a_callback_that_raises_over_the_output_of_many_tasks_makes_nothing_run_
     ):
         runner.run(Step(["true"], ntasks=2, on_stdout=callback), target="t")
     assert len(launcher.processes) == 1
-    assert list((tmp_path / "targets").rglob("*.json")) == []
+    assert list((tmp_path / "fences" / "targets").rglob("*.json")) == []
     launcher.processes[0].finish()

@@ -102,7 +102,7 @@ def test_a_target_whose_fence_was_swept_away_may_have_run(tmp_path: Path) -> Non
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    shutil.rmtree(tmp_path / "run" / "fences")
+    shutil.rmtree(tmp_path / "run" / "fences" / "bare")
     with _runner(tmp_path, LocalLauncher(environ=os.environ)) as runner, pytest.raises(StepOutcomeUnknown):
         runner.run(_step(tmp_path), target="op")
     assert not (tmp_path / "truth").exists()

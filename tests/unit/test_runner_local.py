@@ -333,7 +333,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
             runner.run(Step(["true"], stdin=b"x", timeout_s=50), target="t")
     assert have() == before
     assert [path.name for path in (runner.fences.path / "bare").iterdir()] == ["step.sh"]
-    assert list((tmp_path / "run" / "targets").rglob("*.json")) == []
+    assert list((tmp_path / "run" / "fences" / "targets").rglob("*.json")) == []
 
 
 def test_a_child_that_holds_the_pipes_does_not_hold_up_the_result(runner: StepRunner) -> None:
@@ -391,7 +391,7 @@ def test_a_script_that_dies_after_the_fence_may_have_run(tmp_path: Path) -> None
             "started",
             1,
         )
-        assert len(list((tmp_path / "run" / "targets").rglob("*.json"))) == 1
+        assert len(list((tmp_path / "run" / "fences" / "targets").rglob("*.json"))) == 1
 
 
 def test_an_interrupt_leaves_nothing_running(tmp_path: Path) -> None:
@@ -467,7 +467,7 @@ def test_a_target_that_a_live_runner_has_in_hand_is_not_taken_over(tmp_path: Pat
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"fence": 1}', '{"fence": "/nowhere", "owner": {}}'])
 def test_a_record_that_cannot_be_read_stops_the_target(tmp_path: Path, record: str) -> None:
     die_during(tmp_path, ["sh", "-c", "echo started"])
-    (path,) = (tmp_path / "run" / "targets").rglob("*.json")
+    (path,) = (tmp_path / "run" / "fences" / "targets").rglob("*.json")
     path.write_text(record)
     with StepRunner.local(run_dir=tmp_path / "run") as runner, pytest.raises(StepOutcomeUnknown):
         runner.run(Step(["true"]), target="t")

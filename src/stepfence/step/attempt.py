@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from stepfence.errors import BadInput
 from stepfence.launch.process import Launcher, Plan, Process
 from stepfence.model import Verdict
 from stepfence.step.classify import Fence, TaskSeen, classify
@@ -144,8 +145,12 @@ class Attempt:
     def _spool(self, stack: contextlib.ExitStack, name: str) -> BinaryIO | None:
         if self.plan.step.spool_dir is None:
             return None
-        self.plan.step.spool_dir.mkdir(parents=True, exist_ok=True)
-        return stack.enter_context((self.plan.step.spool_dir / f"{self.fence.name}.{name}").open("xb"))
+        directory = self.plan.step.spool_dir
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            return stack.enter_context((directory / f"{self.fence.name}.{name}").open("xb"))
+        except OSError as error:
+            raise BadInput(f"spool_dir {str(directory)!r}: {error.strerror}: choose another, nothing was run") from error
 
     def _watch(self, process: Process, streams: Streams) -> Outcome:
         deadline_name: str | None = None

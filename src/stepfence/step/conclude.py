@@ -12,11 +12,17 @@ from stepfence.redact import redact
 from stepfence.step.attempt import Outcome
 from stepfence.step.classify import Fence
 from stepfence.step.fence import AttemptFence
-from stepfence.step.hints import hint_for
+from stepfence.step.hints import Hint, hint_for
 from stepfence.step.output import HeadTail, Sink
 from stepfence.step.result import StepResult
 
 _TAIL_CHARS = 8192
+_NO_RECORD = Hint(
+    "no-record",
+    "The script came to its end without a record of how the command ended: its wrapper was killed, or the program could "
+    "not be executed (a missing interpreter, another format).",
+    False,
+)
 TIMED_OUT = 124
 """The return code of a command whose time limit fired, as timeout(1)'s."""
 
@@ -97,6 +103,8 @@ def error_of(
         slurm_conf=environ.get("SLURM_CONF", ""),
         deadline=outcome.deadline,
     )
+    if evidence.end_seen and hint.slug in ("silent", "unknown"):
+        hint = _NO_RECORD
     proven = outcome.verdict is Verdict.NEVER_RAN
     refusal = next(iter(outcome.refusals.values()), None)
     told = [

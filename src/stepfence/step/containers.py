@@ -56,12 +56,12 @@ class ContainerMap:
     """The named containers of a run directory.
 
     Args:
-        run_dir: the run directory.
+        fences: the directory of all fences, which no command sees.
         prefix: what makes names of this job unique: job id and restart count.
     """
 
-    def __init__(self, run_dir: Path, *, prefix: str) -> None:
-        self._path = run_dir / "containers"
+    def __init__(self, fences: Path, *, prefix: str) -> None:
+        self._path = fences / "containers"
         self._prefix = prefix
 
     @contextlib.contextmanager

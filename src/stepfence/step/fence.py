@@ -2,6 +2,7 @@
 
 Layout, below the run directory::
 
+    fences/targets, fences/containers  what runners keep for themselves; a command sees nothing below fences
     fences/BOX/step.sh                 what runs on the node; BOX is what one container gets to see
     fences/BOX/ATTEMPT-nN/attempt.json written before srun is spawned; also the witness
                           status.K     created exclusively by task K's script, or by the runner to revoke

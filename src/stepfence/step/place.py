@@ -71,7 +71,7 @@ class Places:
         self._fences = fences
         self._allocation = allocation
         prefix = f"{allocation.job_id}-{allocation.restart_count}" if allocation else "0-0"
-        self._containers = ContainerMap(fences.path.parent, prefix=prefix)
+        self._containers = ContainerMap(fences.path, prefix=prefix)
 
     @contextlib.contextmanager
     def of(self, step: Step, *, wait_s: float) -> Iterator[Place]:

@@ -84,7 +84,7 @@ class StepRunner:
         self.breaker = breaker or LaunchBreaker()
         self.fences = FenceRoot(Path(run_dir))
         self.run_dir = self.fences.path.parent
-        self._targets = Targets(self.run_dir)
+        self._targets = Targets(self.fences.path)
         self._places = Places(self.fences, allocation)
         self._reaper = Reaper()
 

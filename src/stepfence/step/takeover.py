@@ -33,7 +33,7 @@ def take_over(target: str, targets: Targets) -> None:
             provable_non_execution=False,
             status=Fence.UNDECIDED,
             evidence=Evidence(status=Fence.UNDECIDED),
-            hint="Look at targets/ and fences/ in the run directory, and run it by hand under another target.",
+            hint="Look at fences/ in the run directory, and run it by hand under another target.",
             cause="takeover",
             target=target,
         ) from error

@@ -59,11 +59,11 @@ class Targets:
     """The attempts of named targets below a run directory.
 
     Args:
-        run_dir: the run directory.
+        fences: the directory of all fences, which no command sees.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / "targets"
+    def __init__(self, fences: Path) -> None:
+        self._path = fences / "targets"
         self._me = Owner.of_this_process()
 
     @contextlib.contextmanager
