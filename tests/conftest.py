@@ -146,8 +146,16 @@ def _submit(cluster: Any, user: str, shared: Path) -> Job:
     os.chown(shared, entry.pw_uid, entry.pw_gid)
     nodes = cluster.description.settings.node_names
     answer = subprocess.run(
-        ["sbatch", "--parsable", f"-N{len(nodes)}", "-n", str(len(nodes)), "-c6", "-o", "/dev/null"]
-        + ["-t", "120", "--wrap", "sleep infinity"],
+        [
+            "sbatch",
+            "--parsable",
+            f"-N{len(nodes)}",
+            f"-n{len(nodes)}",
+            "-c6",
+            "-t120",
+            "-o/dev/null",
+            "--wrap=sleep infinity",
+        ],
         env=cluster.environment(dict(os.environ)),
         cwd=shared,
         user=entry.pw_uid,

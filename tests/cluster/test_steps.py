@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from stepfence import Container, Isolation, Ledger, Step, StepNotLaunched, StepOutcomeUnknown
+from stepfence import Container, Ledger, Step
 
 pytestmark = pytest.mark.cluster
 
 
-def run(job: Any, tmp_name: str, *arguments: str, **options: Any) -> tuple[subprocess.CompletedProcess[bytes], dict[str, Any]]:
+def run(
+    job: Any, tmp_name: str, *arguments: str, **options: Any
+) -> tuple[subprocess.CompletedProcess[bytes], dict[str, Any]]:
     result = job.shared / f"{tmp_name}.json"
     done = job.cli("run", "--result", str(result), *arguments, **options)
     return done, json.loads(result.read_text()) if result.exists() else {}
@@ -34,9 +36,19 @@ def where(request: pytest.FixtureRequest) -> tuple[str, ...]:
 def test_a_command_runs_on_the_node_asked_for_and_its_bytes_come_back_exactly(job: Any, image: Path, node: str) -> None:
     data = bytes(range(256)) * 40 + b"\r\n\0 no newline at the end"
     done, result = run(
-        job, f"bytes-{node}", "--image", str(image), "--node", node, "--stdin", "--", "sh", "-c",
-        'cat; cat /proc/sys/kernel/hostname >&2; printf "\\r\\nerr" >&2', stdin=data,
-    )  # fmt: skip
+        job,
+        f"bytes-{node}",
+        "--image",
+        str(image),
+        "--node",
+        node,
+        "--stdin",
+        "--",
+        "sh",
+        "-c",
+        'cat; cat /proc/sys/kernel/hostname >&2; printf "\\r\\nerr" >&2',
+        stdin=data,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, data, node.encode() + b"\n\r\nerr")
     assert (result["verdict"], result["node"], result["output_complete"]) == ("COMPLETED", node, True)
     assert result["isolation"] == "full"
@@ -44,8 +56,16 @@ def test_a_command_runs_on_the_node_asked_for_and_its_bytes_come_back_exactly(jo
 
 @pytest.mark.parametrize(
     ("script", "code"),
-    [("exit 0", 0), ("exit 3", 3), ("exit 124", 124), ("exit 137", 137), ("exit 75", 75), ("kill -9 $$", 137), ("kill -SEGV $$", 139)],
-)  # fmt: skip
+    [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("exit 124", 124),
+        ("exit 137", 137),
+        ("exit 75", 75),
+        ("kill -9 $$", 137),
+        ("kill -SEGV $$", 139),
+    ],
+)
 def test_the_exit_status_is_the_commands_own(job: Any, where: tuple[str, ...], script: str, code: int) -> None:
     done, result = run(job, "exit", *where, "--timeout", "30", "--", "sh", "-c", script)
     assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
@@ -73,7 +93,9 @@ def test_a_background_child_that_holds_the_pipes_does_not_hang_the_caller(job: A
 
 
 def test_a_lone_colon_is_one_of_the_commands_words(job: Any, where: tuple[str, ...]) -> None:
-    done, _ = run(job, "colon", *where, "--", "sh", "-c", 'echo "$@"', "x", "a", ":", "touch", f"{job.shared}/never", ":")
+    done, _ = run(
+        job, "colon", *where, "--", "sh", "-c", 'echo "$@"', "x", "a", ":", "touch", f"{job.shared}/never", ":"
+    )
     assert done.stdout == b"a : touch %b/never :\n" % str(job.shared).encode()
     assert not (job.shared / "never").exists()
 
@@ -87,11 +109,23 @@ def test_stdin_reaches_the_command_only_where_it_was_asked_for(job: Any, where: 
 
 
 def test_the_callers_variables_win_and_arrive_byte_for_byte(job: Any, where: tuple[str, ...]) -> None:
-    value = "it's $HOME \"x\", a=b\n`id`\\ \t:"
+    value = 'it\'s $HOME "x", a=b\n`id`\\ \t:'
     done, _ = run(
-        job, "env", *where, "--env", f"PATH2={value}", "--env", "COPIED", "--env", "LANG=xx",
-        "--", "sh", "-c", 'printf "%s|%s|%s" "$PATH2" "$COPIED" "$LANG"', env={"COPIED": "mine"},
-    )  # fmt: skip
+        job,
+        "env",
+        *where,
+        "--env",
+        f"PATH2={value}",
+        "--env",
+        "COPIED",
+        "--env",
+        "LANG=xx",
+        "--",
+        "sh",
+        "-c",
+        'printf "%s|%s|%s" "$PATH2" "$COPIED" "$LANG"',
+        env={"COPIED": "mine"},
+    )
     assert done.stdout.decode() == f"{value}|mine|xx"
 
 
@@ -126,9 +160,18 @@ def test_two_hundred_megabytes_of_output_pass_in_bounded_memory(job: Any, image:
 
 def test_tasks_of_one_step_are_told_apart(job: Any, where: tuple[str, ...]) -> None:
     done, result = run(
-        job, "tasks", *where, "--nodes", "4", "--ntasks", "8", "--",
-        "sh", "-c", 'head -c 300000 /dev/zero | tr "\\0" x; printf "%s" "$SLURM_PROCID"; exit "$SLURM_PROCID"',
-    )  # fmt: skip
+        job,
+        "tasks",
+        *where,
+        "--nodes",
+        "4",
+        "--ntasks",
+        "8",
+        "--",
+        "sh",
+        "-c",
+        'head -c 300000 /dev/zero | tr "\\0" x; printf "%s" "$SLURM_PROCID"; exit "$SLURM_PROCID"',
+    )
     assert done.stdout == b"".join(b"x" * 300_000 + str(task).encode() for task in range(8))
     assert done.returncode == 7
     assert [task["returncode"] for task in result["tasks"]] == list(range(8))
@@ -136,7 +179,9 @@ def test_tasks_of_one_step_are_told_apart(job: Any, where: tuple[str, ...]) -> N
 
 
 def test_a_named_container_is_created_once_and_entered_afterwards(job: Any, image: Path) -> None:
-    first, _ = run(job, "n1", "--image", str(image), "--name", "box", "--node", "node2", "--", "sh", "-c", "echo 1 >/kept")
+    first, _ = run(
+        job, "n1", "--image", str(image), "--name", "box", "--node", "node2", "--", "sh", "-c", "echo 1 >/kept"
+    )
     again, _ = run(job, "n2", "--image", str(image), "--name", "box", "--node", "node2", "--", "cat", "/kept")
     by_name, _ = run(job, "n3", "--name", "box", "--node", "node2", "--", "cat", "/kept")
     elsewhere, _ = run(job, "n4", "--image", str(image), "--name", "box", "--node", "node3", "--", "cat", "/kept")
@@ -148,7 +193,9 @@ def test_a_named_container_is_created_once_and_entered_afterwards(job: Any, imag
 
 
 def never_ran(job: Any, name: str, *arguments: str, cause: str) -> dict[str, Any]:
-    done, result = run(job, name, "--retries", "1", *arguments, "--", "sh", "-c", f"echo ran >> {job.shared}/ran-{name}")
+    done, result = run(
+        job, name, "--retries", "1", *arguments, "--", "sh", "-c", f"echo ran >> {job.shared}/ran-{name}"
+    )
     assert (done.returncode, result["verdict"], result["provable_non_execution"]) == (75, "NEVER_RAN", True), result
     assert not (job.shared / f"ran-{name}").exists()
     assert result["hint"]
@@ -234,9 +281,20 @@ def test_a_signal_ends_the_remote_step_and_nothing_else(job: Any, image: Path, n
     bystander = job.start_cli("run", "--", "sleep", "60")
     mark = job.shared / f"started-{number.name}"
     process = job.start_cli(
-        "run", "--ledger", str(job.shared / f"sig-{number.name}.jsonl"), "--image", str(image),
-        "--mount", f"{job.shared}:/shared", "--node", "node2", "--", "sh", "-c", f"echo > /shared/{mark.name}; sleep 300",
-    )  # fmt: skip
+        "run",
+        "--ledger",
+        str(job.shared / f"sig-{number.name}.jsonl"),
+        "--image",
+        str(image),
+        "--mount",
+        f"{job.shared}:/shared",
+        "--node",
+        "node2",
+        "--",
+        "sh",
+        "-c",
+        f"echo > /shared/{mark.name}; sleep 300",
+    )
     until = time.monotonic() + 60
     while not mark.exists():
         assert time.monotonic() < until
@@ -265,7 +323,7 @@ def test_memory_is_not_the_only_thing_that_is_bounded(job: Any) -> None:
         with job.runner("fds") as runner:
             for _ in range(20):
                 runner.run(Step(["true"]))
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     assert job.as_user(work) < min(soft, 64)
 

@@ -1,7 +1,7 @@
 """Expand Slurm's host lists: ``gb[01-03,7]`` into names.
 
-Our own, for want of a library that could be used: python-hostlist is under the GPL, and ClusterShell 1.10 sorts the names
-and refuses ``r[0-1][0-1]``. Stricter than Slurm in one point: an unclosed bracket gives Slurm a host named ``n]``.
+Our own, for want of a library that could be used: python-hostlist is under the GPL, and ClusterShell 1.10 sorts the
+names and refuses ``r[0-1][0-1]``. Stricter than Slurm in a point: an unclosed bracket gives Slurm a host named ``n]``.
 """
 
 from __future__ import annotations

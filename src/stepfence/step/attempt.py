@@ -150,7 +150,7 @@ class Attempt:
             directory.mkdir(parents=True, exist_ok=True)
             return stack.enter_context((directory / f"{self.fence.name}.{name}").open("xb"))
         except OSError as error:
-            raise BadInput(f"spool_dir {str(directory)!r}: {error.strerror}: choose another, nothing was run") from error
+            raise BadInput(f"spool_dir {str(directory)!r}: {error.strerror}: choose another one") from error
 
     def _watch(self, process: Process, streams: Streams) -> Outcome:
         deadline_name: str | None = None

@@ -19,8 +19,8 @@ from stepfence.step.result import StepResult
 _TAIL_CHARS = 8192
 _NO_RECORD = Hint(
     "no-record",
-    "The script came to its end without a record of how the command ended: its wrapper was killed, or the program could "
-    "not be executed (a missing interpreter, another format).",
+    "The script came to its end without a record of how the command ended: its wrapper was killed, or the program "
+    "could not be executed (a missing interpreter, another format).",
     False,
 )
 TIMED_OUT = 124
