@@ -151,7 +151,7 @@ def _compared(got: bytes, wanted: bytes) -> str:
         return "equal"
     if wanted.startswith(got):
         return "prefix"
-    # slurmstepd writes to the very stream that the command writes to: nobody can tell its lines by where they came from.
+    # slurmstepd writes to the stream that the command writes to: nobody can tell its lines by where they came from.
     without = _SLURMSTEPD.sub(b"", got)
     if without == wanted:
         return "equal but for slurmstepd"
