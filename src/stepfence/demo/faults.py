@@ -69,6 +69,7 @@ class FlakyLauncher(LocalLauncher):
         self._launches: defaultdict[str, int] = defaultdict(int)
         self._late: dict[tuple[str, int], Process] = {}
         self._late_at: dict[tuple[str, int], float] = {}
+        self._watches: list[threading.Thread] = []
 
     @property
     def late(self) -> Mapping[tuple[str, int], Process]:
@@ -98,12 +99,11 @@ class FlakyLauncher(LocalLauncher):
                 words = ["/bin/sh", "-c", _COMES_LATE, "late", hold_s, *plan.script()]
                 process = Process(words, env=self.environment)
                 self._late[operation, number] = process
-                threading.Thread(target=self._note_end, args=((operation, number), process), daemon=True).start()
+                self._watch(self._note_end, (operation, number), process)
                 return process
             case Fault.DIES_AFTER_START:
                 process = super().launch(plan)
-                watch = threading.Thread(target=_kill_once, args=(process, self._ran(operation)), daemon=True)
-                watch.start()
+                self._watch(_kill_once, process, self._ran(operation))
                 return process
             case _:
                 return super().launch(plan)
@@ -113,6 +113,17 @@ class FlakyLauncher(LocalLauncher):
         if process in self._late.values():
             return ""
         return super().end(process, step_id=step_id, step_name=step_name, patience_s=patience_s)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait, at most ``timeout_s`` seconds, until every late step has come up and ended."""
+        until = time.monotonic() + timeout_s
+        for watch in self._watches:
+            watch.join(max(0.0, until - time.monotonic()))
+
+    def _watch(self, work: Callable[..., None], *arguments: object) -> None:
+        watch = threading.Thread(target=work, args=arguments, daemon=True)
+        watch.start()
+        self._watches.append(watch)
 
     def _note_end(self, key: tuple[str, int], process: Process) -> None:
         process.exit.done.wait()

@@ -138,8 +138,7 @@ def play(
         ) as runner,
     ):
         verdicts = _run_all(batch, runner, executions, on_cell)
-        for process in launcher.late.values():
-            process.exit.done.wait(_LATE_PATIENCE_S)
+        launcher.settle(_LATE_PATIENCE_S)
         spans = _spans(ledger, began, launcher)
     refused = sum(process.exit.returncode == REFUSED for process in launcher.late.values())
     proof = Proof(
