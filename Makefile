@@ -25,8 +25,10 @@ demo: $(STAMP)
 	$(BIN)/stepfence demo --out stepfence-demo
 
 ## test: everything but the tests marked slow; as root with a real Slurm on this machine
+# Most tests wait for Slurm, so four processes, each with a cluster of its own, are right for two cores.
+WORKERS ?= 4
 test: packages-test $(DEV)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" -n $(WORKERS) --dist loadfile
 
 ## check: lint, types, shell scripts, spelling, direction of imports
 check: packages-check $(DEV)
