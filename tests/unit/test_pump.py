@@ -94,8 +94,21 @@ def test_bytes_follow_the_start(benches: list[Bench], size: int) -> None:
 
 def test_a_request_larger_than_a_pipe_is_sent_whole(benches: list[Bench]) -> None:
     request = b"x" * 900_000 + b"\n"
-    script = f"printf '{START}'; wc -c"
+    script = f"printf '{START}'; head -c 900001 | wc -c"
     assert bench(benches, script, None, request=request).until_over().strip() == b"900001"
+
+
+def test_a_nudge_goes_only_where_the_command_has_no_stdin(benches: list[Bench]) -> None:
+    silent = bench(benches, f"read -r line; printf '{START}'; read -r line; echo \"<$line>\"", None)
+    while not silent.streams.starts:
+        silent.pump.turn(5.0)
+    silent.pump.nudge()
+    assert silent.until_over() == b"<>\n"
+    fed = bench(benches, ECHO, b"its own")
+    while not fed.streams.starts:
+        fed.pump.turn(5.0)
+    fed.pump.nudge()
+    assert fed.until_over() == b"its own"
 
 
 def test_a_buffer_in_memory_follows_the_start(benches: list[Bench]) -> None:
@@ -152,5 +165,5 @@ def test_a_dead_process_whose_pipes_are_held_is_over_after_the_drain(benches: li
 
 
 def test_a_kernel_without_pidfds_is_polled(benches: list[Bench]) -> None:
-    one = bench(benches, f"printf '{START}'; cat", pidfd=False)
+    one = bench(benches, f"printf '{START}'; head -n 1", pidfd=False)
     assert one.until_over() == b"request\n"

@@ -154,6 +154,7 @@ class Attempt:
 
     def _watch(self, process: Process, streams: Streams) -> Outcome:
         deadline_name: str | None = None
+        progress = 0
         pump = Pump(process, self.request, self.plan.step.stdin, streams, now=self.now)
         try:
             while True:
@@ -165,6 +166,9 @@ class Attempt:
                 ):
                     break
                 pump.turn(self._next_wait_s(streams))
+                if streams.progress != progress:
+                    progress = streams.progress
+                    pump.nudge()
                 if streams.starts and self._clock.started is None:
                     self._clock.started = self.now()
                     pump.release_stdin()

@@ -76,6 +76,10 @@ class Pump:
         """Send the command its stdin, now that it has started."""
         self._stdin.release()
 
+    def nudge(self) -> None:
+        """Send a byte that nobody reads: its packet acknowledges what came (srun's sockets hold back small writes)."""
+        self._stdin.nudge()
+
     def close(self) -> None:
         """Stop watching and close stdin; the other pipes stay open for whoever reaps the process."""
         self._stdin.close()
@@ -96,7 +100,10 @@ class Pump:
 
 
 class _Stdin:
-    """The pipe to a process's stdin: the request first, the command's own stdin after its start."""
+    """The pipe to a process's stdin: the request first, the command's own stdin after its start.
+
+    Where the command has none of its own, the pipe stays open to the end: `nudge` needs it.
+    """
 
     def __init__(
         self, selector: selectors.BaseSelector, pipe: IO[bytes], request: bytes, source: bytes | BinaryIO | None
@@ -105,7 +112,7 @@ class _Stdin:
         self._pipe = pipe
         self._pending = memoryview(request)
         self._source = source
-        self._released = source is None
+        self._is_silent = self._released = source is None
         os.set_blocking(pipe.fileno(), False)
         self.advance()
 
@@ -124,7 +131,7 @@ class _Stdin:
                 self._unwatch_source()
                 if not self._write():
                     return
-            elif not self._released:
+            elif self._is_silent or not self._released:
                 return
             elif self._source is None or isinstance(self._source, bytes):
                 self.close()
@@ -133,6 +140,12 @@ class _Stdin:
                 self._fetch(self._source)
             else:
                 return
+
+    def nudge(self) -> None:
+        """Write a newline, where nothing of the command's could be disturbed by it."""
+        if self._is_silent and not self._pipe.closed and not len(self._pending):
+            with contextlib.suppress(OSError):
+                os.write(self._pipe.fileno(), b"\n")
 
     def close(self) -> None:
         """Close the pipe: the command sees the end of its stdin."""

@@ -147,6 +147,11 @@ class Scanner:
         self.end: End | None = None
         self.refused: Refused | None = None
 
+    @property
+    def seen(self) -> int:
+        """How many sentinels were found."""
+        return (self.start is not None) + (self.end is not None)
+
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
         self._held += data
@@ -227,6 +232,11 @@ class LabelledScanner:
         self.starts: dict[int, Start] = {}
         self.ends: dict[int, End] = {}
         self.refusals: dict[int, Refused] = {}
+
+    @property
+    def seen(self) -> int:
+        """How many sentinels were found."""
+        return len(self.starts) + len(self.ends)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""

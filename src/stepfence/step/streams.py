@@ -61,6 +61,11 @@ class Streams:
             self._ended[which] = len(scanner.ends) == self.ntasks
 
     @property
+    def progress(self) -> int:
+        """How many sentinels were seen, in whichever stream."""
+        return sum(scanner.seen for scanner in self._scanners)
+
+    @property
     def are_complete(self) -> bool:
         """Whether the end was seen in both."""
         return all(self._ended)
