@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import resource
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stepfence import Isolation, RetryPolicy, Step, StepNotLaunched, StepOutcomeUnknown, StepRunner
@@ -173,13 +175,12 @@ def test_a_wrapper_killed_from_outside_is_no_result(tmp_path: Path, victim: str)
 
     def kill() -> None:
         wait_for(started)
-        import psutil
-
         for process in psutil.Process().children(recursive=True):
-            words = process.cmdline()
-            is_inner = words[:2] == ["/bin/sh", "-c"] and "full" in words and "stepfence" in words
-            if words[:1] == ["unshare"] if victim == "unshare" else is_inner and words[0] != "unshare":
-                process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = process.cmdline()
+                is_inner = words[:2] == ["/bin/sh", "-c"] and words[3:4] == ["stepfence"] and "full" in words
+                if words[:1] == ["unshare"] if victim == "unshare" else is_inner:
+                    process.kill()
 
     with StepRunner.local(run_dir=tmp_path / "run", retry=ONCE) as runner:
         killer = threading.Thread(target=kill)

@@ -502,12 +502,16 @@ def test_the_commands_stdin_waits_for_its_start(scene: Scene) -> None:
     assert outcome.stdout.data == b"the command's"
 
 
-def test_stdin_ends_after_the_request_where_the_command_has_none(scene: Scene) -> None:
+def test_where_the_command_has_no_stdin_each_sentinel_is_answered_with_a_newline(scene: Scene) -> None:
     def node(process: FakeProcess) -> None:
         assert process.node_stdin.read(100) == REQUEST
-        assert process.node_stdin.read(100) == b""
+        scene.start(process)
+        assert process.node_stdin.read(1) == b"\n"
+        scene.end(process, streams="out")
+        assert process.node_stdin.read(1) == b"\n"
+        scene.end(process, streams="err")
 
-    assert scene.run(node).verdict is Verdict.NEVER_RAN
+    assert scene.run(node).verdict is Verdict.COMPLETED
 
 
 # ---- interruptions ------------------------------------------------------------------------------------------

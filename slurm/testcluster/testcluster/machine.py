@@ -65,22 +65,23 @@ def _holder(path: Path, slot: int) -> Path | None:
 
 def _ports_are_free(description: Description) -> bool:
     ports = range(description.first_port, description.first_port + PORTS_PER_CLUSTER)
-    listening = {int(port, 16) for port in _listening_ports(Path("/proc/net"))}
-    return not listening.intersection(ports)
+    # In whatever state: Slurm does not bind a port that connections of the last cluster still wait on.
+    used = {int(port, 16) for port in _local_ports(Path("/proc/net"))}
+    return not used.intersection(ports)
 
 
-def _listening_ports(directory: Path) -> Iterator[str]:
+def _local_ports(directory: Path, *, state: str | None = None) -> Iterator[str]:
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (directory / name).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == "0A":
+                if state in (None, fields[3]):
                     yield fields[1].rpartition(":")[2]
 
 
 def is_listening(port: int, *, pid: int) -> bool:
     """Return whether a port is listened on in the network that a process sees; no connection is made for it."""
-    return f"{port:04X}" in _listening_ports(Path(f"/proc/{pid}/net"))
+    return f"{port:04X}" in _local_ports(Path(f"/proc/{pid}/net"), state="0A")
 
 
 def host_name() -> str:
