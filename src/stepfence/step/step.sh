@@ -165,7 +165,7 @@ sf_cover='
   sf_inner=$1 sf_drop=$2 sf_way=$3 sf_task=$4 sf_attempt=$5 sf_stdin=$6 sf_merge=$7 sf_tasks=$8
   shift 8
   for sf_one; do
-    [ ! -d "$sf_one" ] || mount -t tmpfs -o ro,nosuid,nodev,size=4k,mode=555 none "$sf_one" || exit 94
+    [ ! -d "$sf_one" ] || mount -n -i -t tmpfs -o ro,nosuid,nodev,size=4k,mode=555 none "$sf_one" || exit 94
   done
   exec $sf_drop /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
 '
