@@ -447,6 +447,12 @@ RULES: tuple[Rule, ...] = (
         "another "
         "node.",
     ),
+    _permanent(
+        "fuse-refused",
+        r"fuse: failed to open /dev/fuse: Permission denied",
+        "The user may not open /dev/fuse on {node}, which Pyxis needs for use_squashfuse=1. Ask the site for access to it, "
+        "or for use_squashfuse=0.",
+    ),
     _transient(
         "container-start",
         r"container exited too soon|container start failed|container was not started successfully"
