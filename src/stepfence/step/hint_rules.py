@@ -450,8 +450,8 @@ RULES: tuple[Rule, ...] = (
     _permanent(
         "fuse-refused",
         r"fuse: failed to open /dev/fuse: Permission denied",
-        "The user may not open /dev/fuse on {node}, which Pyxis needs for use_squashfuse=1. Ask the site for access to it, "
-        "or for use_squashfuse=0.",
+        "The user may not open /dev/fuse on {node}, which Pyxis needs for use_squashfuse=1. Ask the site for access to "
+        "it, or for use_squashfuse=0.",
     ),
     _transient(
         "container-start",
