@@ -104,6 +104,19 @@ class _ElderLauncher(ShellLauncher):
         return process
 
 
+@pytest.mark.parametrize("separators", [".", "0123456789"])
+def test_the_commands_own_IFS_does_not_move_its_time_limit(shell_runner: StepRunner, separators: str) -> None:
+    result = shell_runner.run(Step(["sleep", "20"], env={"IFS": separators}, timeout_s=0.5))
+    assert result.timed_out and result.duration_s < 5
+
+
+@pytest.mark.parametrize("forged", ["started full 99999999999\\nforked\\n", ""], ids=["in-the-future", "empty"])
+def test_a_command_that_rewrites_its_record_does_not_move_its_time_limit(shell_runner: StepRunner, forged: str) -> None:
+    script = f': >/proc/1/fd/8; printf "{forged}" >>/proc/1/fd/8; exec sleep 20'
+    result = shell_runner.run(Step(["sh", "-c", script], isolation=Isolation.REQUIRE, timeout_s=0.5))
+    assert result.timed_out and result.duration_s < 5
+
+
 def test_a_time_limit_spares_what_was_there_before_the_script(
     tmp_path: Path, shell: Shell, isolation: Isolation
 ) -> None:

@@ -63,7 +63,7 @@ set +C
 # A sweep after the proof takes the revocation along, and with it the runner's own file.
 [ -e "$sf_fence/attempt.json" ] || sf_refuse fence-error "somebody emptied its directory"
 sf_line=0.00
-read -r sf_line sf_one </proc/uptime
+IFS=' ' read -r sf_line sf_one </proc/uptime # the command's own IFS may be set
 printf 'started %s %s\n' "$sf_way" "${sf_line%.*}${sf_line#*.}" >&8
 printf 'stepfence-start %s %s %s %s\n' "$sf_start" "$sf_task" "${SLURMD_NODENAME:--}" \
   "${SLURM_JOB_ID:--}.${SLURM_STEP_ID:--}" >&4

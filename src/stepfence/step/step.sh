@@ -17,7 +17,7 @@
 # An image could define these, and what the environment defines is exported when it is assigned. SHELLOPTS sets options
 # of a /bin/sh that is bash: with allexport the command would inherit the end nonce.
 set +aeuvxC
-unset sf_attempt sf_cover sf_dir sf_drop sf_elders sf_end sf_exit sf_gid sf_isolation sf_keep sf_key sf_kids sf_kill \
+unset sf_attempt sf_begun sf_cover sf_dir sf_drop sf_elders sf_end sf_exit sf_gid sf_isolation sf_keep sf_key sf_kids sf_kill \
   sf_left sf_limit sf_line sf_merge sf_mode sf_nap sf_nl sf_now sf_one sf_options sf_pid sf_pids sf_rc sf_rest sf_root \
   sf_rootfs sf_self sf_setpriv sf_since sf_stdin sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value \
   sf_watch sf_way sf_whole sf_workdir
@@ -121,13 +121,19 @@ sf_watch() {
   read -r sf_self sf_rest </proc/self/stat
   sf_whole=
   sleep 0.001 || sf_whole=1
-  sf_left=$sf_limit
+  sf_left=$sf_limit sf_begun=
   while [ "$sf_left" -gt 0 ]; do
     sf_sleep "$sf_left" || exit 0
-    sf_read_record
-    [ -n "$sf_mode" ] || continue # its time has not begun
+    [ -e "$sf_dir/status.$sf_task" ] || continue # its time has not begun
     read -r sf_now sf_rest </proc/uptime
-    sf_left=$((sf_limit + sf_since - ${sf_now%.*}${sf_now#*.}))
+    sf_now=${sf_now%.*}${sf_now#*.}
+    if [ -z "$sf_begun" ]; then
+      # The command's parent has the record open, so the command can rewrite it: it is read once, and no later than now.
+      sf_read_record
+      sf_begun=$sf_since
+      [ -n "$sf_mode" ] && [ "$sf_since" -le "$sf_now" ] || sf_begun=$sf_now
+    fi
+    sf_left=$((sf_limit + sf_begun - sf_now))
   done
   sf_pids='' && sf_below $$
   # The first below this shell is inner.sh, or unshare and then the PID namespace's first process.
