@@ -41,7 +41,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = T
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace ``path`` by ``value`` as one line of JSON; see `write_whole`."""
-    write_whole(path, json.dumps(value, ensure_ascii=False).encode() + b"\n", durable=durable)
+    write_whole(path, json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace") + b"\n", durable=durable)
 
 
 def flush_directory(path: Path) -> None:

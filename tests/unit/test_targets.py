@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,7 +87,7 @@ def test_what_is_recorded_is_found_by_its_target_alone(tmp_path: Path, targets: 
     assert list(targets.left("u")) == []
 
 
-@pytest.mark.parametrize("target", ["", "a/b", "../../x", "\0", "x" * 5000, "instance__1 | ü\n"])
+@pytest.mark.parametrize("target", ["", "a/b", "../../x", "\0", "x" * 5000, "instance__1 | ü\n", "\udcff"])
 def test_any_name_is_a_target(tmp_path: Path, targets: Targets, target: str) -> None:
     path = targets.record(target, attempt(tmp_path))
     assert path.parent.parent == tmp_path / "targets"
@@ -144,3 +146,52 @@ def test_what_a_live_process_has_in_hand_is_left_to_it(tmp_path: Path, targets: 
         take_over("t", targets)
     assert getattr(caught.value, "provable_non_execution", None) is not True
     assert not fence.was_started(0)
+
+
+def test_what_a_live_process_left_behind_is_taken_over_by_whoever_has_the_lock(
+    tmp_path: Path, targets: Targets
+) -> None:
+    fence = leave(tmp_path, targets, ME)
+    (fence.path / "status.0").touch()
+    with targets.held("t") as locked, pytest.raises(StepOutcomeUnknown, match="may have run"):
+        take_over("t", targets, locked=locked)
+
+
+def test_a_child_forked_while_a_target_was_held_does_not_keep_it(targets: Targets) -> None:
+    with targets.held("t"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with targets.held("t") as locked:
+            assert locked
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_forked_child_that_lets_go_of_a_target_does_not_take_it_from_its_parent(targets: Targets) -> None:
+    with targets.held("t"):
+        parent = os.getpid()
+        with targets.held("u"):
+            if (child := os.fork()) != 0:
+                os.waitpid(child, 0)
+                code = "import sys; from stepfence.step.targets import Targets; from pathlib import Path\n"
+                code += "Targets(Path(sys.argv[1])).held('u').__enter__()"
+                done = subprocess.run(
+                    [sys.executable, "-c", code, str(targets._path.parent)], check=False, capture_output=True
+                )
+                assert b"is being run by process" in done.stderr
+        if os.getpid() != parent:
+            os._exit(0)
+
+
+def test_a_record_names_the_process_that_runs_the_target(tmp_path: Path, targets: Targets) -> None:
+    child = os.fork()
+    if child == 0:
+        targets.record("t", attempt(tmp_path))
+        os._exit(0)
+    os.waitpid(child, 0)
+    (left,) = targets.left("t")
+    assert left.owner.pid == child

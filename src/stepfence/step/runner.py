@@ -133,9 +133,9 @@ class StepRunner:
         self.launcher.check(step)
         named = target is not None
         target = target or f"step-{secrets.token_hex(6)}"
-        with self._targets.held(target) if named else contextlib.nullcontext():
+        with self._targets.held(target) if named else contextlib.nullcontext(False) as locked:
             if named:
-                take_over(target, self._targets)
+                take_over(target, self._targets, locked=locked)
             return self._run(step, target=target, named=named)
 
     def _run(self, step: Step, *, target: str, named: bool) -> StepResult:

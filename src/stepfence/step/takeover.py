@@ -9,8 +9,13 @@ from stepfence.step.fence import AttemptFence
 from stepfence.step.targets import Targets
 
 
-def take_over(target: str, targets: Targets) -> None:
+def take_over(target: str, targets: Targets, *, locked: bool = False) -> None:
     """Revoke every attempt that is on record for a target.
+
+    Args:
+        target: the target.
+        targets: the records.
+        locked: the caller has the target's lock, so an owner that is alive has ended its run.
 
     Raises:
         RunnerError: its runner is alive on this machine.
@@ -18,7 +23,7 @@ def take_over(target: str, targets: Targets) -> None:
     """
     try:
         for left in targets.left(target):
-            if left.owner.is_alive():
+            if not locked and left.owner.is_alive():
                 raise RunnerError(
                     f"{target} is being run by process {left.owner.pid} on {left.owner.host}: wait for it, or end it"
                 )

@@ -64,11 +64,12 @@ class Targets:
 
     def __init__(self, fences: Path) -> None:
         self._path = fences / "targets"
-        self._me = Owner.of_this_process()
 
     @contextlib.contextmanager
-    def held(self, target: str) -> Iterator[None]:
+    def held(self, target: str) -> Iterator[bool]:
         """Keep other runners away from a target for as long as this one may launch attempts of it, waits included.
+
+        Gives whether it is locked: then no other runner of this machine has it in hand.
 
         A lock of the file system, which goes with its holder. Where there is none to be had (ENOLCK, ENOTSUP) the
         owners on record are all there is: they tell nothing of a runner between attempts, or on another machine.
@@ -79,6 +80,8 @@ class Targets:
         directory = self._of(target)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        me = Owner.of_this_process()
+        locked = False
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,11 +91,16 @@ class Targets:
             except OSError:
                 pass
             else:
+                locked = True
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, 0)
-                    os.pwrite(descriptor, f"process {self._me.pid} on {self._me.host}".encode(), 0)
-            yield
+                    os.pwrite(descriptor, f"process {me.pid} on {me.host}".encode(), 0)
+            yield locked
         finally:
+            # A child that was forked meanwhile has the descriptor too: closing ours alone would leave it locked.
+            if locked and os.getpid() == me.pid:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def record(self, target: str, fence: AttemptFence) -> Path:
@@ -100,7 +108,8 @@ class Targets:
         directory = self._of(target)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = directory / f"{fence.name}.json"
-        write_json(path, {"fence": str(fence.path), "target": target, "owner": asdict(self._me)}, durable=False)
+        owner = asdict(Owner.of_this_process())  # a runner may be used by a forked child
+        write_json(path, {"fence": str(fence.path), "target": target, "owner": owner}, durable=False)
         return path
 
     def left(self, target: str) -> Iterator[Left]:
@@ -118,7 +127,7 @@ class Targets:
             yield Left(AttemptFence.left_behind(Path(found["fence"])), Owner(**found["owner"]), path)
 
     def _of(self, target: str) -> Path:
-        return self._path / hashlib.sha256(target.encode()).hexdigest()[:32]
+        return self._path / hashlib.sha256(target.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def _boot_id() -> str:
