@@ -352,7 +352,7 @@ def test_a_stopped_slurmd_launches_nothing_until_it_goes_on(cluster: Any, enviro
 
 def test_a_slurmstepd_is_found_by_its_step(cluster: Any, environment: dict[str, str]) -> None:
     node = cluster.node("node1")
-    step = subprocess.Popen(["srun", "-w", "node1", "sleep", "2"], env=environment)
+    step = subprocess.Popen(["srun", "-w", "node1", "sleep", "8"], env=environment)
     assert eventually(lambda: len(node.stepds()) == 1)
     [stepd] = node.stepds()
     [job_id] = run("squeue", "-h", "-o", "%A", env=environment).stdout.split()
@@ -362,7 +362,7 @@ def test_a_slurmstepd_is_found_by_its_step(cluster: Any, environment: dict[str, 
     assert ctl(cluster.layout.root, "stop", f"stepd@node1:{job_id}.0").returncode == 0
     assert eventually(lambda: stepd.state == "T")
     assert ctl(cluster.layout.root, "cont", f"stepd@node1:{job_id}.0").returncode == 0
-    assert step.wait(timeout=10) == 0
+    assert step.wait(timeout=30) == 0
     assert eventually(lambda: not stepd.alive)
 
 
