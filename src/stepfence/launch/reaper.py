@@ -8,6 +8,7 @@ import selectors
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,14 +32,22 @@ class _Left:
 class Reaper:
     """Drain and reap processes in one daemon thread, and end steps that must not go on in threads of their own.
 
-    The thread, and all that it has open, is there only while there is something to reap.
+    The thread, and all that it has open, is there only while there is something to reap. A forked child starts anew:
+    the thread is not there, and what was left to reap is its parent's.
     """
 
     def __init__(self) -> None:
+        self._wake: int | None = None
+        self._start_anew()
+        _reapers.add(self)
+
+    def _start_anew(self) -> None:
         self._lock = threading.Condition()
         self._new: list[_Left] = []
         self._busy = 0
-        self._wake: int | None = None
+        if self._wake is not None:
+            os.close(self._wake)
+            self._wake = None
 
     def take(self, process: Process, *, then: Callable[[], object] = lambda: None) -> None:
         """Reap a process; call ``then`` when it is gone."""
@@ -117,6 +126,17 @@ class Reaper:
         finally:
             self._finish()
         return True
+
+
+_reapers: weakref.WeakSet[Reaper] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for reaper in list(_reapers):
+        reaper._start_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _descriptors(process: Process) -> list[int]:

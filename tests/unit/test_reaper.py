@@ -1,0 +1,40 @@
+"""Processes are reaped behind the caller's back, in whichever process that is."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from stepfence.launch.process import Process
+from stepfence.launch.reaper import Reaper
+
+
+def test_a_forked_child_reaps_its_own_processes_and_leaves_its_parents_alone() -> None:
+    reaper = Reaper()
+    slow = Process(["/bin/sh", "-c", "sleep 1"], env={"PATH": os.environ["PATH"]})
+    reaper.take(slow)
+    child = os.fork()
+    if child == 0:
+        own = Process(["/bin/sh", "-c", "sleep 0.2; exit 3"], env={"PATH": os.environ["PATH"]})
+        reaper.take(own)
+        os._exit(own.exit.returncode or 0 if own.exit.done.wait(10) and reaper.close(5) else 99)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert reaper.close(10)
+    assert slow.exit.returncode == 0
+
+
+def test_five_hundred_processes_leave_no_descriptor_and_no_thread() -> None:
+    reaper = Reaper()
+    before = _open_and_running()
+    for _ in range(500):
+        reaper.take(Process(["/bin/true"], env={}))
+    assert reaper.close(30)
+    until = time.monotonic() + 5
+    while (now := _open_and_running()) != before:
+        assert time.monotonic() < until, now
+        time.sleep(0.01)
+
+
+def _open_and_running() -> tuple[int, int]:
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
