@@ -93,3 +93,14 @@ def test_many_tasks_are_over_when_each_has_ended_or_was_refused() -> None:
     both.feed(1, b"1: stepfence-refused %s 1 fence-taken x\n" % NONCES.end.encode())
     assert both.is_over(0.0, stragglers_s=2)
     assert not both.are_complete
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_of_many_tasks_the_first_start_names_the_step(which: int) -> None:
+    both = streams(2)
+    start = b"stepfence-start %s %d n 1.%d\n"
+    both.feed(which, b"0: " + start % (NONCES.start.encode(), 0, 2))
+    # The command of task 0 knows the nonce by now.
+    both.feed(which, b"0: " + start % (NONCES.start.encode(), 0, 3) + b"0: " + start % (NONCES.start.encode(), 1, 3))
+    both.feed(1 - which, b"0: " + start % (NONCES.start.encode(), 0, 3))
+    assert both.step_id == "1.2"

@@ -53,7 +53,7 @@ def evidence_of(outcome: Outcome, *, attempt: str, environment: Collection[str])
         refusal=refusal.reason if refusal else "",
         stderr_tail=redact(words)[-_TAIL_CHARS:],
         noise=redact(outcome.noise.text())[-_TAIL_CHARS:],
-        step_id=next((start.step_id for start in starts if start.step_id), ""),
+        step_id=next((start.step_id for start in outcome.starts.values() if start.step_id), ""),
         node=next((start.node for start in starts if start.node), ""),
         deadline=outcome.deadline,
         isolation=next((end.isolation for end in outcome.ends.values() if end.isolation), ""),

@@ -257,7 +257,8 @@ class LabelledScanner:
         if match is None:
             self._noise(line + b"\n" if line else b"")
         elif match[1] and (start := parse_start(match[4])):
-            self.starts[start.task] = start
+            # The first is the script's own: a command may know the nonce by now, and name another step.
+            self.starts.setdefault(start.task, start)
         elif match[2] and (end := parse_end(match[4])):
             self.ends[end.task] = end
         elif match[3] and (refused := parse_refused(match[4])):

@@ -55,8 +55,9 @@ class Streams:
                 self.ends.setdefault(0, scanner.end)
                 self._ended[which] = True
         else:
-            for found, mine in ((scanner.starts, self.starts), (scanner.refusals, self.refusals)):
-                mine.update(found)  # type: ignore[arg-type]
+            for task, start in scanner.starts.items():
+                self.starts.setdefault(task, start)
+            self.refusals.update(scanner.refusals)
             self.ends.update(scanner.ends)
             self._ended[which] = len(scanner.ends) == self.ntasks
 
