@@ -14,11 +14,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from stepfence.errors import BadInput, LaunchPaused
+from stepfence.events import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,11 @@ class RunnerError(StepfenceError):
 
 
 class AllocationError(RunnerError):
-    """The Slurm allocation is missing, over, or cannot be read."""
+    """The Slurm allocation is missing, over, or cannot be read: nothing was spawned."""
+
+    provable_non_execution = True
+    transient = False
+    cause = "allocation"
 
 
 class SlurmUnavailable(RunnerError):

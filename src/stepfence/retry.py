@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, Unpack, cast
 
-import structlog
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from stepfence.errors import BadInput, RunnerError
+from stepfence.events import get_logger
 from stepfence.ledger import Facts, Outcome
 from stepfence.model import Verdict
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 T = TypeVar("T")
 

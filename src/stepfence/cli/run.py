@@ -81,7 +81,8 @@ def run(
 
     Example: stepfence run --image app.sqsh --timeout 300 -- sh -c 'make && make test'
     """
-    from stepfence import BadInput, Container, Isolation, Ledger, Step, StepNotLaunched
+    from stepfence import BadInput, Container, Isolation, Ledger, RunnerError, Step, StepNotLaunched
+    from stepfence.cli.result_file import ResultFile
     from stepfence.cluster.mounts import parse_mount
     from stepfence.settings import Settings
 
@@ -122,22 +123,30 @@ def run(
         on_stderr=_Writer(sys.stderr.buffer),
         keep_bytes=64 * 1024,
     )
+    file = ResultFile(result)
     directory = run_dir or settings.run_dir_in(Path.cwd())
     policy = _policy(settings, retries, retry_wait)
     with Ledger(ledger or settings.ledger or f"{directory}/ledger/") as book:
-        runner = _runner(launcher, settings, directory, book, policy, het_group)
+        outcome: StepResult | StepNotLaunched
         try:
-            with runner:
-                outcome: StepResult | StepNotLaunched
-                try:
-                    outcome = runner.run(step, target=target)
-                    outcome.wait_for_srun()
-                except StepNotLaunched as error:
-                    outcome = error
+            with _runner(launcher, settings, directory, book, policy, het_group) as runner:
+                outcome = runner.run(step, target=target)
+                outcome.wait_for_srun()
+        except StepNotLaunched as error:
+            outcome = error
+        except RunnerError as error:
+            outcome = _without_result(error)
+        except BadInput:
+            raise
+        except BaseException as interrupt:
+            file.write(_without_result(interrupt))
+            raise
         finally:
             sys.stdout.flush()
-    if result is not None:
-        _write_result(result, outcome)
+    try:
+        file.write(outcome)
+    except OSError as error:
+        print(f"stepfence: --result {str(result)!r} could not be written: {error.strerror}", file=sys.stderr)
     raise typer.Exit(_report(outcome))
 
 
@@ -195,56 +204,15 @@ def _runner(
     return StepRunner(allocation, run_dir=directory, ledger=book, retry=policy, settings=settings)
 
 
-def _write_result(path: Path, outcome: StepResult | StepNotLaunched) -> None:
-    from stepfence import StepResult
-    from stepfence.fs import write_json
+def _without_result(error: BaseException) -> StepNotLaunched:
+    """Return what is known where no attempt came to an end of its own: an interrupt, a busy target, no job."""
+    from stepfence import Evidence, StepNotLaunched, StepOutcomeUnknown
 
-    own = _of_result(outcome) if isinstance(outcome, StepResult) else _of_failure(outcome)
-    evidence = outcome.evidence
-    common = {
-        "attempts": outcome.attempts,
-        "srun_rc": outcome.srun_rc,
-        "status": outcome.status,
-        "deadline": evidence.deadline,
-        "node": evidence.node,
-        "step_id": evidence.step_id,
-        "stderr_tail": evidence.stderr_tail,
-        "refusal": evidence.refusal,
-        "isolation": evidence.isolation,
-        "attempt": evidence.attempt,
-        "tasks": [
-            {"task": t.task, "status": t.status, "returncode": t.returncode, "node": t.node} for t in evidence.tasks
-        ],
-    }
-    write_json(path, {**own, **common})
-
-
-def _of_result(result: StepResult) -> dict[str, Any]:
-    return {
-        "verdict": "COMPLETED",
-        "provable_non_execution": False,
-        "returncode": result.returncode,
-        "timed_out": result.timed_out,
-        "output_complete": result.output_complete,
-        "hint": "",
-        "transient": False,
-        "launch_s": round(result.launch_s, 6),
-        "duration_s": round(result.duration_s, 6),
-    }
-
-
-def _of_failure(error: StepNotLaunched) -> dict[str, Any]:
-    return {
-        "verdict": "NEVER_RAN" if error.provable_non_execution else "MAY_HAVE_RUN",
-        "provable_non_execution": error.provable_non_execution,
-        "returncode": None,
-        "timed_out": False,
-        "output_complete": False,
-        "hint": error.hint,
-        "transient": error.transient,
-        "launch_s": None,
-        "duration_s": None,
-    }
+    proven = getattr(error, "provable_non_execution", False) is True
+    kind = StepNotLaunched if proven else StepOutcomeUnknown
+    status = "unspawned" if isinstance(error, Exception) else "revoked" if proven else "started"
+    said = str(error) if isinstance(error, Exception) else "interrupted by a signal"
+    return kind(said, provable_non_execution=proven, status=status, evidence=Evidence(status=status), hint=said)
 
 
 def _report(outcome: StepResult | StepNotLaunched) -> int:

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
+from stepfence.events import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_HELD_LINES = 10_000
 MAX_HELD_BYTES = 16 * 1024 * 1024
