@@ -85,7 +85,7 @@ def retry_on_provable_non_execution(
     Args:
         operation: called without arguments. It returns where the work ran to its end, whatever came of it.
         target: what the operation is called in the ledger, and what a proof must name if it names anything.
-        ledger: gets exactly one record for each attempt.
+        ledger: gets exactly one record for each attempt. `BadInput` at the first is none: nothing was attempted.
         policy: attempts and waits.
         remaining_s: returns the seconds until everything ends, e.g. the allocation. No attempt follows that would
             begin with less than ``policy.reserve_s`` left. Where it raises `RunnerError` there is no limit.
@@ -156,6 +156,8 @@ class _Attempts:
             refusal = _refusal(error, self._target)
             if refusal is None:
                 raise
+            if isinstance(error, BadInput) and self._number == 1:
+                return _Refused(error)  # the caller's mistake: no attempt was made, and none is on record
             self._record_failure(Outcome.NOT_RETRYABLE, error, note=refusal)
             return _Refused(error)
         self._record(

@@ -113,6 +113,7 @@ def error_of(
         f"{outcome.deadline} passed." if outcome.deadline else "",
         redact(f"{refusal.reason} ({refusal.detail})." if refusal else ""),
         hint.text,
+        _last_words(evidence) if hint.slug == "unknown" else "",
         _task_list(evidence),
     ]
     kind = StepNotLaunched if proven else StepOutcomeUnknown
@@ -134,6 +135,11 @@ def _status(outcome: Outcome) -> str:
         return "finished"
     found = {seen.fence for seen in outcome.tasks}
     return str(next(f for f in (Fence.UNDECIDED, Fence.STARTED, Fence.REVOKED, Fence.UNSPAWNED) if f in found))
+
+
+def _last_words(evidence: Evidence) -> str:
+    lines = [line.strip() for line in evidence.stderr_tail.splitlines() if line.strip()]
+    return f"The last of them: {lines[-1][-300:]!r}." if lines else ""
 
 
 def _task_list(evidence: Evidence) -> str:

@@ -144,7 +144,8 @@ RULES: tuple[Rule, ...] = (
     _permanent(
         "unknown-option",
         r"(?:unrecognized|invalid|ambiguous) option(?: --)? ?'?([^'\n]*)|Invalid (?:numeric value .*|--\S+ argument.*)"
-        r"|option '\S+' (?:requires|doesn't allow) an argument|Invalid generic resource .*|Invalid Trackable RESource.*"
+        r"|option '\S+' (?:requires|doesn't allow) an argument|[^\n]* mutually exclusive|Invalid MPI type[^\n]*"
+        r"|Invalid generic resource .*|Invalid Trackable RESource.*"
         r"|pyxis: --container-\S+: (?:invalid|argument required|flag must be).*",
         "srun does not take an option it was given ({detail}). Correct --srun-opt or the step's options; `srun --help` "
         "lists what this site's srun knows.",
