@@ -21,6 +21,10 @@ LAUNCHER = SrunLauncher(Allocation("4711", ("n1", "n2")), environ={}, slurm=Slur
         "-n4",
         "-N2",
         "-wn2",
+        "-vn2",
+        "-Qvo/dev/null",
+        "-Xl",
+        "--pack-group=1",
         "--nodelist=n2",
         "--multi-prog",
         "--het-group=0,1",
@@ -46,7 +50,20 @@ def test_an_option_that_would_break_the_protocol_is_refused(option: str) -> None
 
 
 @pytest.mark.parametrize(
-    "option", ["--exclusive", "--exact", "--mem-per-cpu=1", "--time=10", "-t10", "--cpu-bind=none", "--no-kill", "-v"]
+    "option",
+    [
+        "--exclusive",
+        "--exact",
+        "--mem-per-cpu=1",
+        "--time=10",
+        "-t10",
+        "--cpu-bind=none",
+        "--no-kill",
+        "-v",
+        "-vv",
+        "-vt10",
+        "-t10n",
+    ],
 )
 def test_any_other_option_is_srun_s_to_judge(option: str) -> None:
     LAUNCHER.check(Step(["true"], srun_options=(option,)))

@@ -26,6 +26,7 @@ _RESERVED = (
     "--ntasks-per-node",
     "--nodelist",
     "--het-group",
+    "--pack-group",
     "--multi-prog",
     "--kill-on-bad-exit",
     "--jobid",
@@ -46,6 +47,8 @@ _RESERVED = (
 )
 _RESERVED_LETTERS = "nNwioelJWDK"
 """The short forms of the same."""
+_FLAG_LETTERS = "EHOQVXZhksuv"
+"""Short options without a value: another one may follow in the same word, as in -vn2."""
 
 
 class SrunLauncher:
@@ -77,7 +80,7 @@ class SrunLauncher:
             is_reserved = (
                 any(reserved.startswith(name) for reserved in _RESERVED)
                 if name.startswith("--")
-                else name[1] in _RESERVED_LETTERS
+                else name[1:].lstrip(_FLAG_LETTERS)[:1] in tuple(_RESERVED_LETTERS)
             )
             if is_reserved:
                 raise BadInput(f"srun option {option!r} is set by stepfence itself: leave it out")
