@@ -100,7 +100,15 @@ def test_a_strange_node_stays_in_the_directory(containers: ContainerMap, tmp_pat
     assert {path.parent for path in tmp_path.rglob("*.json")} == {tmp_path / "containers" / "box"}
 
 
-@pytest.mark.parametrize("record", [b"", b"{", b"[]", b"null", b"{}", b'{"real": "x"}', b"\xff\xfe"])
+STRANGE = (
+    b'{"real": 1, "token": "t", "image": "i", "box": "c-1"}',
+    b'{"real": "r", "token": "t", "image": "i", "box": "c-1/../../.."}',
+)
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"{", b"[]", b"null", b"{}", b'{"real": "x"}', b"\xff\xfe", b"[" * 100_000, *STRANGE]
+)
 def test_a_damaged_record_is_told_and_not_guessed(containers: ContainerMap, tmp_path: Path, record: bytes) -> None:
     create(containers)
     (tmp_path / "containers" / "box" / "n1.json").write_bytes(record)

@@ -25,6 +25,7 @@ from stepfence.model import Container
 FENCE_TARGET = "/.stepfence"
 """Where a container has its fence directory."""
 
+_BOX = re.compile(r"c-[0-9a-f]+\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 
 
@@ -144,10 +145,13 @@ def _locked(path: Path, *, wait_s: float, what: str) -> Iterator[_Unlock]:
 def _read(path: Path) -> Entry | None:
     try:
         found = json.loads(path.read_bytes())
-        return Entry(real=found["real"], token=found["token"], image=found["image"], box=found["box"])
+        words = {name: found[name] for name in ("real", "token", "image", "box")}
+        if not all(isinstance(word, str) for word in words.values()) or not _BOX.match(words["box"]):
+            raise ValueError("its words are not those of a container")
+        return Entry(**words)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error}): remove it, the container is then made anew") from error
 
 

@@ -111,7 +111,7 @@ class Places:
             box=_BARE,
             fence_target=str(self._fences.box(_BARE)),
             covers=(str(self._fences.path),),
-            workdir=step.workdir or str(Path.cwd()),
+            workdir=step.workdir or _here(),
             uid=os.getuid(),
             gid=os.getgid(),
             node=step.node,
@@ -131,7 +131,13 @@ class Places:
         is_single_use: bool = False,
     ) -> Place:
         root = str(self._fences.path)
-        mounts = check_mounts(container.mounts)
+        # All at once: a run directory that cannot be mounted must be told before anything is made.
+        *own, fence = check_mounts([*container.mounts, Mount(f"{root}/{box}", FENCE_TARGET)])
+        mounts = tuple(own)
+        for mount in mounts:
+            if f"{os.path.realpath(mount.source)}/".startswith(f"{root}/"):
+                raise BadInput(f"mount source {mount.source!r} is among the fences, which no command may see")
+        self._fences.box(box)
         return Place(
             box=box,
             fence_target=FENCE_TARGET,
@@ -144,7 +150,7 @@ class Places:
             image=image,
             real_name=real_name,
             rootfs=rootfs,
-            mounts=(*mounts, Mount(str(self._fences.box(box)), FENCE_TARGET)),
+            mounts=(*mounts, fence),
             claim=claim,
             is_single_use=is_single_use,
         )
@@ -159,6 +165,13 @@ class Places:
         if not nodes:
             raise BadInput("a named container needs a node, and the allocation's nodes are unknown: give --node")
         return nodes[0]
+
+
+def _here() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError as error:
+        raise BadInput("the current directory was removed: change to another one, or give a workdir") from error
 
 
 def _seen_through(mounts: tuple[Mount, ...], root: str) -> Iterator[str]:
