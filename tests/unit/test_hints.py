@@ -194,3 +194,9 @@ def test_a_tail_cut_anywhere_still_has_a_hint_on_one_line(failure: dict[str, Any
     text = "\n".join(failure["stderr"])
     hint = hint_for(text[data.draw(st.integers(0, len(text))) :], image="a{b}c", node="n{0}")
     assert "\n" not in hint.text
+
+
+def test_a_grace_that_passed_is_about_the_end_not_the_start() -> None:
+    hint = hint_for("", deadline="grace_s", node="n1")
+    assert (hint.slug, hint.transient) == ("deadline", False)
+    assert "end of the command" in hint.text and "n1" in hint.text

@@ -28,6 +28,10 @@ _DEADLINE = (
     "answer. "
     "Raise that deadline, or see `stepfence doctor`."
 )
+_GRACE = (
+    "The end of the command was not heard of by its time limit and the grace after it: {node} or the controller does "
+    "not answer, or the run directory is not to be had there."
+)
 _SILENT = (
     "the step was probably lost between slurmctld and {node}. If that goes on, look at the time in slurmd's log there."
 )
@@ -86,6 +90,8 @@ def hint_for(
     if refusal:
         return _hint_for_refusal(refusal, stderr_text, image=image, words=words)
     hint = _hint_for_words(stderr_text, words)
+    if deadline == "grace_s" and (hint is None or hint.slug in _AFTERMATH):
+        return Hint("deadline", _GRACE.format_map(words), False)
     if deadline and (hint is None or hint.slug in _AFTERMATH):
         return Hint("deadline", _DEADLINE.format(deadline=deadline, **words), True)
     if hint:
