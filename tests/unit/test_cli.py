@@ -155,3 +155,12 @@ def test_a_reader_that_goes_away_does_not_end_the_command(tmp_path: Path) -> Non
     answer = subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
     assert (answer.stdout, answer.stderr) == (b"y\n", b"")
     assert done.exists()
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
+def test_a_stream_that_is_closed_reads_and_writes_nothing(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    script = f"{sys.executable} -m stepfence run --stdin -- sh -c 'cat; echo hello; exit 3' {redirections} </dev/null"
+    answer = subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (3, b"" if 1 in closed else b"hello\n", b"")
+    assert b"hello" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*.jsonl"))

@@ -68,9 +68,22 @@ def _top() -> None:
 
 def main() -> None:
     """Run the command line and exit."""
+    _open_standard_streams()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     sys.exit(_run(sys.argv[1:]))
+
+
+def _open_standard_streams() -> None:
+    """Have what was closed read and write nothing: the next file opened would take its place."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
