@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -207,6 +209,20 @@ def test_stdin_from_a_file(runner: StepRunner, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data)
     with (tmp_path / "file").open("rb") as file:
         assert runner.run(Step(["cat"], stdin=file)).stdout == data
+
+
+def test_stdin_from_a_file_starts_where_its_reader_is(runner: StepRunner, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"1\n2\n3\n")
+    with (tmp_path / "in").open("rb") as file:
+        file.readline()
+        assert runner.run(Step(["cat"], stdin=file)).stdout == b"2\n3\n"
+
+
+def test_stdin_from_a_compressed_file_is_what_it_reads_as(runner: StepRunner, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "in.gz", "wb") as file:
+        file.write(b"plain")
+    with gzip.open(tmp_path / "in.gz", "rb") as file:
+        assert runner.run(Step(["cat"], stdin=file)).stdout == b"plain"
 
 
 def test_stdin_from_a_pipe_that_is_written_meanwhile(runner: StepRunner) -> None:
@@ -503,3 +519,37 @@ def test_a_step_that_cannot_be_run_is_refused(runner: StepRunner, step: Step) ->
 def test_without_an_allocation_there_is_no_srun(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no allocation"):
         StepRunner(None, run_dir=tmp_path)
+
+
+# ---- a run directory in trouble -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("planted", ["bare", "targets"])
+def test_a_run_directory_that_cannot_be_used_is_an_error_of_the_runner_with_a_proof(
+    tmp_path: Path, planted: str
+) -> None:
+    with StepRunner.local(run_dir=tmp_path) as runner:
+        (tmp_path / "fences" / planted).write_text("not a directory")
+        with pytest.raises(StepNotLaunched, match="no fence can be made") as caught:
+            runner.run(Step(["true"]), target="t")
+    assert (caught.value.provable_non_execution, caught.value.cause) == (True, "run-dir")
+
+
+def test_a_run_directory_that_went_away_is_an_error_of_the_runner_with_a_proof(tmp_path: Path) -> None:
+    with StepRunner.local(run_dir=tmp_path / "run") as runner:
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(StepNotLaunched, match="no fence can be made"):
+            runner.run(Step(["true"]))
+
+
+def test_a_run_directory_may_have_any_name(tmp_path: Path) -> None:
+    with StepRunner.local(run_dir=tmp_path / os.fsdecode(b"\xff")) as runner:
+        assert runner.run(Step(["true"]), target="t").returncode == 0
+
+
+def test_a_target_that_may_have_run_is_named_as_such_in_the_same_process(tmp_path: Path) -> None:
+    wipe = 'for f in /proc/1/fd/*; do case $(readlink "$f") in *record.0) : >"$f" ;; esac; done'
+    with StepRunner.local(run_dir=tmp_path) as runner:
+        for command in (["sh", "-c", wipe], ["true"]):
+            with pytest.raises(StepOutcomeUnknown, match="may have run"):
+                runner.run(Step(command, isolation=Isolation.REQUIRE), target="t")

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import selectors
+import socket
 import time
 from collections.abc import Callable
 from typing import IO, BinaryIO
@@ -136,8 +137,8 @@ class _Stdin:
             elif self._source is None or isinstance(self._source, bytes):
                 self.close()
             elif ready or not self._watch_source(self._source):
+                self._fetch(self._source, ready=ready)
                 ready = False
-                self._fetch(self._source)
             else:
                 return
 
@@ -169,11 +170,9 @@ class _Stdin:
             self._watch_pipe(False)
         return True
 
-    def _fetch(self, source: BinaryIO) -> None:
+    def _fetch(self, source: BinaryIO, *, ready: bool) -> None:
         try:
-            data = os.read(source.fileno(), _CHUNK_BYTES)
-        except io.UnsupportedOperation:  # a buffer in memory
-            data = source.read(_CHUNK_BYTES)
+            data = os.read(source.fileno(), _CHUNK_BYTES) if ready else source.read(_CHUNK_BYTES)
         except OSError:
             data = b""
         self._pending = memoryview(data)
@@ -190,15 +189,17 @@ class _Stdin:
 
     def _watch_source(self, source: BinaryIO) -> bool:
         """Have the loop tell when there is something to read; False where reading never blocks."""
+        if not isinstance(getattr(source, "raw", source), io.FileIO | socket.SocketIO):
+            return False  # a buffer in memory, or what makes other bytes of a file's: gzip
         try:
             if source.fileno() not in self._selector.get_map():
                 self._selector.register(source.fileno(), selectors.EVENT_READ, "source")
-        except (PermissionError, io.UnsupportedOperation):  # a regular file, a buffer in memory
+        except PermissionError:  # a regular file
             return False
         return True
 
     def _unwatch_source(self) -> None:
         if self._source is None or isinstance(self._source, bytes):
             return
-        with contextlib.suppress(KeyError, ValueError, io.UnsupportedOperation):
+        with contextlib.suppress(KeyError, ValueError, io.UnsupportedOperation, AttributeError):
             self._selector.unregister(self._source.fileno())

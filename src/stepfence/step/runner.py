@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -133,8 +134,10 @@ class StepRunner:
         self.launcher.check(step)
         named = target is not None
         target = target or f"step-{secrets.token_hex(6)}"
-        with self._targets.held(target) if named else contextlib.nullcontext(False) as locked:
+        with contextlib.ExitStack() as stack:
             if named:
+                with self._in_run_dir(target):
+                    locked = stack.enter_context(self._targets.held(target))
                 take_over(target, self._targets, locked=locked)
             return self._run(step, target=target, named=named)
 
@@ -150,7 +153,7 @@ class StepRunner:
         )
         # Only now that the ledger has it: a runner that dies in between leaves one of the two.
         for record in finished:
-            record.unlink(missing_ok=True)
+            _forget(record)
         # Not raised inside the loop: a callback's own exception may carry a proof, but not that this command never ran.
         if failures:
             raise failures[0]
@@ -167,11 +170,13 @@ class StepRunner:
     ) -> StepResult:
         self.breaker.before_launch()
         launch_deadline_s = self._launch_deadline_s(step, target)
-        with self._places.of(step, wait_s=launch_deadline_s) as place:
-            nonces = Nonces.fresh()
-            request = _request(step, place, nonces).encode()
-            fence = self._fence(place, step, nonces, target)
-            record = self._targets.record(target, fence) if named else None
+        with contextlib.ExitStack() as stack:
+            with self._in_run_dir(target):
+                place = stack.enter_context(self._places.of(step, wait_s=launch_deadline_s))
+                nonces = Nonces.fresh()
+                request = _request(step, place, nonces).encode()
+                fence = self._fence(place, step, nonces, target)
+                record = self._targets.record(target, fence) if named else None
             plan = Plan(
                 step=step,
                 step_name=fence.step_name,
@@ -199,7 +204,7 @@ class StepRunner:
                 interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
                 if attempt.never_ran and record is not None:
                     # Or an interrupted run could never be taken up again: its own revocation would look like a start.
-                    record.unlink(missing_ok=True)
+                    _forget(record)
                 raise
         handed = outcome.process.exit if outcome.process else Exit()
         evidence = evidence_of(outcome, attempt=fence.name, environment=getattr(self.launcher, "environment", {}))
@@ -209,7 +214,7 @@ class StepRunner:
         if record is not None and completed:
             finished.append(record)
         if record is not None and outcome.verdict is Verdict.NEVER_RAN:
-            record.unlink(missing_ok=True)
+            _forget(record)
         if ended is None:
             error = error_of(
                 outcome,
@@ -244,13 +249,18 @@ class StepRunner:
     def _fence(self, place: Place, step: Step, nonces: Nonces, target: str) -> AttemptFence:
         job = self.allocation.job_id if self.allocation else None
         facts = {"target": target, "job": job, "owner_pid": os.getpid()}
+        return self.fences.attempt(place.box, ntasks=step.ntasks, nonces=nonces, facts=facts)
+
+    @contextlib.contextmanager
+    def _in_run_dir(self, target: str) -> Iterator[None]:
+        """Say what an error of the file system means before anything was spawned."""
         try:
-            return self.fences.attempt(place.box, ntasks=step.ntasks, nonces=nonces, facts=facts)
+            yield
         except OSError as error:
             raise _not_started(
                 target,
-                f"no fence can be made below {self.fences.path}: {error.strerror}. Free space there, or choose another "
-                "--run-dir.",
+                f"no fence can be made below {self.fences.path}: {error.strerror or error}. Free space there, or "
+                "choose another --run-dir.",
                 cause="run-dir",
             ) from error
 
@@ -282,6 +292,12 @@ class StepRunner:
             self._reaper.do(end)
         else:
             self._reaper.take(process, then=clean)
+
+
+def _forget(record: Path) -> None:
+    """Remove the record of an attempt that is decided; one that stays is for the next runner of its target to judge."""
+    with contextlib.suppress(OSError):
+        record.unlink(missing_ok=True)
 
 
 def _request(step: Step, place: Place, nonces: Nonces) -> Request:
