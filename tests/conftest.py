@@ -117,6 +117,7 @@ class Job:
             status = 1
             try:
                 os.close(read_end)
+                os.chdir(self.shared)  # the checkout may be closed to the user
                 if entry.pw_uid:
                     os.setgroups([])
                     os.setgid(entry.pw_gid)

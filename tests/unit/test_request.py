@@ -38,7 +38,7 @@ REQUEST = Request(
 ECHO = """
 sf_nl='
 '
-IFS= read -r line || exit 9
+IFS= LC_ALL=C read -r line || exit 9
 eval "set -- $line"
 printf '%s\\0' "$@"
 """

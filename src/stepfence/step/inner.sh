@@ -32,7 +32,7 @@ sf_find() { # what exec would find; `command -v` finds builtins and functions as
 sf_nl='
 '
 sf_fence=/proc/self/fd/9
-IFS= read -r sf_line || sf_refuse request-torn "no whole command on stdin"
+IFS= LC_ALL=C read -r sf_line || sf_refuse request-torn "no whole command on stdin"
 eval "set -- $sf_line"
 [ "${1:-}" = sf1 ] && [ "$#" -ge 5 ] && [ "$2" = "$#" ] || sf_refuse request-torn "words are missing"
 sf_start=$3 sf_count=$4

@@ -36,7 +36,7 @@ sf_refuse() {
 
 # ---- the request --------------------------------------------------------------------------------------------
 case $sf_task in *[!0-9]* | 0?*) sf_refuse wrong-task "SLURM_PROCID is $sf_task" ;; esac
-IFS= read -r sf_line || sf_refuse request-torn "no whole request on stdin"
+IFS= LC_ALL=C read -r sf_line || sf_refuse request-torn "no whole request on stdin"
 eval "set -- $sf_line"
 [ "${1:-}" = sf1 ] && [ "$#" -ge 13 ] && [ "$2" = "$#" ] || sf_refuse request-torn "words are missing"
 sf_end=$3 sf_limit=$4 sf_kill=$5 sf_stdin=$6 sf_isolation=$7 sf_workdir=$8 sf_merge=$9
