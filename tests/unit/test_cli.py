@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -164,3 +165,44 @@ def test_a_stream_that_is_closed_reads_and_writes_nothing(tmp_path: Path, closed
     answer = subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
     assert (answer.returncode, answer.stdout, answer.stderr) == (3, b"" if 1 in closed else b"hello\n", b"")
     assert b"hello" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*.jsonl"))
+
+
+def test_a_signal_after_the_end_of_the_command_takes_no_result_away(tmp_path: Path) -> None:
+    code = """
+import signal, sys
+from stepfence.cli.main import main
+from stepfence.step.result import StepResult
+StepResult.wait_for_srun = lambda self: signal.raise_signal(signal.SIGTERM)
+sys.argv[1:] = ["run", "--result", "result.json", "--", "sh", "-c", "exit 3"]
+main()
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", code], env=_environ(), cwd=tmp_path, capture_output=True, check=False
+    )
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (answer.returncode, result["verdict"], result["returncode"]) == (3, "COMPLETED", 3)
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO", "directory"])
+def test_a_result_file_that_is_no_file_is_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "result"
+    match kind:
+        case "link":
+            path.symlink_to(tmp_path / "elsewhere")
+        case "FIFO":
+            os.mkfifo(path)
+        case _:
+            path.mkdir()
+    before = path.lstat()
+    answer = _run(tmp_path, "--result", str(path), "--", "touch", str(tmp_path / "ran"))
+    assert answer.returncode == 2 and b"not a regular file" in answer.stderr
+    assert (path.lstat().st_ino, (tmp_path / "ran").exists()) == (before.st_ino, False)
+
+
+def test_a_full_disk_behind_stdout_is_told_and_the_result_is_there(tmp_path: Path) -> None:
+    script = f"{sys.executable} -m stepfence run --result r.json -- sh -c 'echo hello; : >ran; exit 3' >/dev/full"
+    answer = subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
+    assert (answer.returncode, answer.stderr.count(b"\n")) == (1, 1) and b"No space left" in answer.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert (result["verdict"], result["returncode"]) == ("COMPLETED", 3)
+    assert (tmp_path / "ran").exists()

@@ -28,6 +28,9 @@ class ResultFile:
         self._path = path
         if path is None:
             return
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+            # Not /dev/null, /dev/stdout or a FIFO: it would be replaced.
+            raise BadInput(f"--result {str(path)!r} is not a regular file: name one, or one that does not exist yet")
         try:
             path.unlink(missing_ok=True)
             probe = path.with_name(f".{path.name}.{os.getpid()}")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from stepfence.cli.main import Stopped
+
 if TYPE_CHECKING:
     from stepfence import StepNotLaunched, StepResult, StepRunner
     from stepfence.settings import Settings
@@ -102,6 +104,7 @@ def run(
             writable=not readonly,
             remap_root=remap_root,
         )
+    writers = _Writer(sys.stdout.buffer), _Writer(sys.stderr.buffer)
     step = Step(
         command=command,
         container=container,
@@ -119,17 +122,18 @@ def run(
         mpi=mpi,
         srun_options=tuple(srun_opt),
         isolation=Isolation(isolation) if isolation else None,
-        on_stdout=_Writer(sys.stdout.buffer),
-        on_stderr=_Writer(sys.stderr.buffer),
+        on_stdout=writers[0],
+        on_stderr=writers[1],
         keep_bytes=64 * 1024,
     )
     file = ResultFile(result)
     directory = run_dir or settings.run_dir_in(Path.cwd())
     policy = _policy(settings, retries, retry_wait)
     with Ledger(ledger or settings.ledger or f"{directory}/ledger/") as book:
-        outcome: StepResult | StepNotLaunched
+        outcome: StepResult | StepNotLaunched | None = None
+        runner = _runner(launcher, settings, directory, book, policy, het_group)
         try:
-            with _runner(launcher, settings, directory, book, policy, het_group) as runner:
+            with runner:
                 outcome = runner.run(step, target=target)
                 outcome.wait_for_srun()
         except StepNotLaunched as error:
@@ -139,21 +143,27 @@ def run(
         except BadInput:
             raise
         except BaseException as interrupt:
-            file.write(_without_result(interrupt))
-            raise
+            if outcome is None or not isinstance(interrupt, Stopped):
+                file.write(_without_result(interrupt))
+                raise
+            runner.close()  # what became of the command is known, and told; the end of its step is still seen to
         finally:
             sys.stdout.flush()
     try:
         file.write(outcome)
     except OSError as error:
         print(f"stepfence: --result {str(result)!r} could not be written: {error.strerror}", file=sys.stderr)
+    for writer in writers:
+        if writer.failure is not None:
+            raise writer.failure
     raise typer.Exit(_report(outcome))
 
 
 class _Writer:
-    """Write each piece through at once; a reader that has gone away does not end the command."""
+    """Write each piece through at once; a reader that has gone away, or a full disk, does not end the command."""
 
     def __init__(self, stream: BinaryIO) -> None:
+        self.failure: OSError | None = None
         self._stream: BinaryIO | None = stream
 
     def __call__(self, data: bytes) -> None:
@@ -162,7 +172,10 @@ class _Writer:
         try:
             self._stream.write(data)
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.failure = error
+            # What the stream's buffer still holds would fail again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             self._stream = None
 
