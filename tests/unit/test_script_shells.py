@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +116,41 @@ def test_a_command_that_rewrites_its_record_does_not_move_its_time_limit(shell_r
     script = f': >/proc/1/fd/8; printf "{forged}" >>/proc/1/fd/8; exec sleep 20'
     result = shell_runner.run(Step(["sh", "-c", script], isolation=Isolation.REQUIRE, timeout_s=0.5))
     assert result.timed_out and result.duration_s < 5
+
+
+@pytest.mark.parametrize("how", ["moved", "swept", "status"])
+def test_a_fence_that_goes_away_under_a_command_makes_no_request_of_its_stdin(
+    shell_runner: StepRunner, isolation: Isolation, tmp_path: Path, how: str
+) -> None:
+    started = threading.Event()
+
+    def go_away(data: bytes) -> None:
+        (fence,) = (shell_runner.run_dir / "fences" / "bare").glob("a*")
+        match how:
+            case "moved":
+                fence.rename(tmp_path / "elsewhere")
+            case "swept":
+                shutil.rmtree(fence)
+            case _:
+                (fence / "status.0").unlink()
+        started.set()
+
+    # The command leaves its stdin alone but for the line that lets it end.
+    evil = f"go on\n$(echo x >>{tmp_path}/pwned)\n'sf1' '6' 'x' '0' 'touch' '{tmp_path}/pwned'\n".encode()
+    read_end, write_end = os.pipe()
+
+    def feed() -> None:
+        started.wait(20)
+        with os.fdopen(write_end, "wb", buffering=0) as pipe:
+            pipe.write(evil)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    with os.fdopen(read_end, "rb") as stdin:
+        step = Step(["sh", "-c", "echo up; read line; exit 3"], stdin=stdin, on_stdout=go_away, isolation=isolation)
+        assert shell_runner.run(step).returncode == 3
+    feeder.join()
+    assert not (tmp_path / "pwned").exists()
 
 
 def test_a_time_limit_spares_what_was_there_before_the_script(

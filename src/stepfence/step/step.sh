@@ -83,7 +83,7 @@ sf_read_record() {
       unreached) sf_exit=unreached ;; # the status is the shell's own: there was no exec, or else no fork
       exit) [ "$sf_exit" = unreached ] || sf_exit=$sf_value ;;
     esac
-  done <"$sf_dir/record.$sf_task"
+  done <"/proc/$$/fd/8" # by its descriptor: the directory may have been moved or swept
   case $sf_since in '' | *[!0-9]*) sf_since=0 ;; esac
   case $sf_mode in '' | none | full | userns | root-userns) ;; *) sf_mode=unknown ;; esac
   case $sf_exit in '' | *[!0-9]* | ????*) sf_exit=- ;; esac
@@ -176,9 +176,14 @@ sf_cover='
   exec $sf_drop /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
 '
 
-# Each way is tried until the fence is taken or the command is refused; a way that fails took no fence.
+# Each way is tried until the fence is taken or the command is refused; a way that fails took no fence. A status file may
+# be swept while the command runs: another way would then read the command's own stdin as a request.
+sf_is_over() {
+  [ "$sf_rc" = 93 ] || [ -e "$sf_dir/status.$sf_task" ] || [ -s "/proc/$$/fd/8" ]
+}
+
 sf_try() { # $1 way, $2 options of unshare, $3 what drops privileges; then the directories to cover
-  [ "$sf_rc" != 93 ] && [ ! -e "$sf_dir/status.$sf_task" ] || return 0
+  ! sf_is_over || return 0
   sf_way=$1 sf_options=$2 sf_drop=$3
   shift 3
   # shellcheck disable=SC2086,SC2154 # words on purpose; sf_inner is set in front of this file
@@ -203,9 +208,9 @@ if [ "$sf_isolation" != none ] && command -v unshare >/dev/null; then
   sf_try root-userns "$sf_root" 'unshare --user --map-root-user' "$@"
 fi
 if [ "$sf_isolation" = require ]; then
-  [ "$sf_rc" = 93 ] || [ -e "$sf_dir/status.$sf_task" ] || sf_refuse no-isolation "no way of unshare works here"
+  sf_is_over || sf_refuse no-isolation "no way of unshare works here"
 fi
-if [ "$sf_rc" != 93 ] && [ ! -e "$sf_dir/status.$sf_task" ]; then
+if ! sf_is_over; then
   /bin/sh -c "$sf_inner" stepfence none "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
   sf_rc=$?
 fi
