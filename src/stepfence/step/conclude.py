@@ -12,17 +12,10 @@ from stepfence.redact import redact
 from stepfence.step.attempt import Outcome
 from stepfence.step.classify import Fence
 from stepfence.step.fence import AttemptFence
-from stepfence.step.hints import Hint, hint_for
 from stepfence.step.output import HeadTail, Sink
 from stepfence.step.result import StepResult
 
 _TAIL_CHARS = 8192
-_NO_RECORD = Hint(
-    "no-record",
-    "The script came to its end without a record of how the command ended: its wrapper was killed, or the program "
-    "could not be executed (a missing interpreter, another format).",
-    False,
-)
 TIMED_OUT = 124
 """The return code of a command whose time limit fired, as timeout(1)'s."""
 
@@ -92,6 +85,8 @@ def error_of(
     outcome: Outcome, *, plan: Plan, evidence: Evidence, handed: Exit, target: str, environ: Mapping[str, str]
 ) -> StepNotLaunched:
     """Return the error for an attempt without a result: what it proves, what probably happened, what to do."""
+    from stepfence.step.hints import NO_RECORD, hint_for  # a table of many patterns, of no use while all goes well
+
     node = evidence.node or plan.node or ""
     hint = hint_for(
         evidence.stderr_tail,
@@ -104,7 +99,7 @@ def error_of(
         deadline=outcome.deadline,
     )
     if evidence.end_seen and hint.slug in ("silent", "unknown"):
-        hint = _NO_RECORD
+        hint = NO_RECORD
     proven = outcome.verdict is Verdict.NEVER_RAN
     refusal = next(iter(outcome.refusals.values()), None)
     told = [

@@ -23,7 +23,6 @@ import secrets
 import shutil
 import stat
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,7 @@ def render_script() -> bytes:
     """
     step, inner = (
         b"".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith(b"#"))
-        for text in (resources.files("stepfence.step").joinpath(name).read_bytes() for name in ("step.sh", "inner.sh"))
+        for text in (Path(__file__).with_name(name).read_bytes() for name in ("step.sh", "inner.sh"))
     )
     return b"set +a\nunset sf_inner\nsf_inner='" + inner.replace(b"'", b"'\\''") + b"'\n" + step
 

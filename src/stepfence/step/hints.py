@@ -52,6 +52,15 @@ class Hint:
     transient: bool
 
 
+NO_RECORD = Hint(
+    "no-record",
+    "The script came to its end without a record of how the command ended: its wrapper was killed, or the program "
+    "could not be executed (a missing interpreter, another format).",
+    False,
+)
+"""For a step that told its end, but not the command's."""
+
+
 def hint_for(
     stderr_text: str,
     *,
