@@ -31,8 +31,9 @@ def test_five_hundred_processes_leave_no_descriptor_and_no_thread() -> None:
         reaper.take(Process(["/bin/true"], env={}))
     assert reaper.close(30)
     until = time.monotonic() + 5
-    while (now := _open_and_running()) != before:
-        assert time.monotonic() < until, now
+    # Fewer than before is fine: a thread of the test before this one may just have ended.
+    while any(now > was for now, was in zip(_open_and_running(), before, strict=True)):
+        assert time.monotonic() < until, (_open_and_running(), before)
         time.sleep(0.01)
 
 
