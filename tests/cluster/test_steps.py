@@ -228,6 +228,7 @@ def test_without_pyxis_on_the_node_nothing_runs_on_the_bare_host(job: Any, clust
     finally:
         node.set_plugstack(plugstack)
     assert "node4" in result["hint"]
+    assert result["node"] == "node4", "a node that starts nothing must be found in the ledger"
 
 
 @pytest.mark.standin

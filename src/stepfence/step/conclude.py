@@ -20,8 +20,11 @@ TIMED_OUT = 124
 """The return code of a command whose time limit fired, as timeout(1)'s."""
 
 
-def evidence_of(outcome: Outcome, *, attempt: str, environment: Collection[str]) -> Evidence:
-    """Return all that was seen of an attempt; secrets of known shape are blanked."""
+def evidence_of(outcome: Outcome, *, plan: Plan, environment: Collection[str]) -> Evidence:
+    """Return all that was seen of an attempt; secrets of known shape are blanked.
+
+    Where the step never told its node, it is the one that was asked for: a node that starts nothing must be found.
+    """
     starts = [outcome.starts[task] for task in sorted(outcome.starts)]
     words = outcome.words.text() + outcome.spawn_error
     if outcome.verdict is not Verdict.COMPLETED and outcome.starts:
@@ -29,7 +32,7 @@ def evidence_of(outcome: Outcome, *, attempt: str, environment: Collection[str])
         words += outcome.stderr.data[-4096:].decode(errors="replace")
     refusal = next(iter(outcome.refusals.values()), None)
     return Evidence(
-        attempt=attempt,
+        attempt=plan.attempt,
         srun_rc=outcome.process.exit.returncode if outcome.process else None,
         status=_status(outcome),
         tasks=tuple(
@@ -47,7 +50,7 @@ def evidence_of(outcome: Outcome, *, attempt: str, environment: Collection[str])
         stderr_tail=redact(words)[-_TAIL_CHARS:],
         noise=redact(outcome.noise.text())[-_TAIL_CHARS:],
         step_id=next((start.step_id for start in outcome.starts.values() if start.step_id), ""),
-        node=next((start.node for start in starts if start.node), ""),
+        node=next((start.node for start in starts if start.node), plan.node or ""),
         deadline=outcome.deadline,
         isolation=next((end.isolation for end in outcome.ends.values() if end.isolation), ""),
         survivors=tuple(pid for end in outcome.ends.values() for pid in end.survivors),
@@ -87,7 +90,7 @@ def error_of(
     """Return the error for an attempt without a result: what it proves, what probably happened, what to do."""
     from stepfence.step.hints import NO_RECORD, hint_for  # a table of many patterns, of no use while all goes well
 
-    node = evidence.node or plan.node or ""
+    node = evidence.node
     hint = hint_for(
         evidence.stderr_tail,
         srun_rc=handed.returncode,

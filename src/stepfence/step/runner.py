@@ -207,7 +207,7 @@ class StepRunner:
                     _forget(record)
                 raise
         handed = outcome.process.exit if outcome.process else Exit()
-        evidence = evidence_of(outcome, attempt=fence.name, environment=getattr(self.launcher, "environment", {}))
+        evidence = evidence_of(outcome, plan=plan, environment=getattr(self.launcher, "environment", {}))
         completed = outcome.verdict is Verdict.COMPLETED
         ended = result_of(outcome, step=step, fence=fence, evidence=evidence, handed=handed) if completed else None
         self._hand_over(plan, place, fence, outcome)
