@@ -192,3 +192,21 @@ def test_a_step_inside_holds_no_lock(containers: ContainerMap, tmp_path: Path) -
         descriptor = os.open(tmp_path / "containers" / "box" / "n1.lock", os.O_RDWR)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(descriptor)
+
+
+def test_an_image_file_that_changed_under_its_path_is_another_image(tmp_path: Path) -> None:
+    image = tmp_path / "app.sqsh"
+    image.write_bytes(b"one")
+    containers = ContainerMap(tmp_path, prefix="1-0")
+    with containers.entry(Container(name="box"), image=str(image), node="n1", wait_s=0) as claim:
+        claim.created()
+    with containers.entry(Container(name="box"), image=str(image), node="n1", wait_s=0) as claim:
+        assert not claim.entry.fresh
+    image.write_bytes(b"another")
+    with (
+        pytest.raises(BadInput, match="before that file changed"),
+        containers.entry(Container(name="box"), image=str(image), node="n1", wait_s=0),
+    ):
+        pass
+    with containers.entry(Container(name="box"), image=None, node="n1", wait_s=0) as claim:
+        assert not claim.entry.fresh, "by its name alone it is entered as before"

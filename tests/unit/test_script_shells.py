@@ -341,3 +341,38 @@ def test_a_fork_that_fails_is_not_the_commands_exit_status(shell: Shell) -> None
         assert not (Path(directory) / "marker").exists()
         end = fence.finished(0)
         assert end is None or not end.is_result
+
+
+def test_a_refusal_leaves_no_watch_over_the_time_limit(shell_runner: StepRunner, isolation: Isolation) -> None:
+    with pytest.raises(StepNotLaunched, match="command-missing"):
+        shell_runner.run(Step(["no-such-program"], timeout_s=300, isolation=isolation))
+    assert not _left_of(str(shell_runner.run_dir))
+
+
+def test_a_watch_whose_shell_was_killed_ends_nobody(
+    shell_runner: StepRunner, isolation: Isolation, tmp_path: Path
+) -> None:
+    step = Step(["sh", "-c", "echo; exec sleep 3"], timeout_s=1, isolation=isolation)
+
+    def kill(data: bytes) -> None:
+        for process in _left_of(str(shell_runner.run_dir)):
+            children = process.children()
+            if len(children) > 1:  # the outer shell: the watch and the command are below it
+                process.kill()
+
+    with pytest.raises(StepOutcomeUnknown):
+        shell_runner.run(replace(step, on_stdout=kill))
+    until = time.monotonic() + 20
+    while left := _left_of(str(shell_runner.run_dir)):
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+def _left_of(run_dir: str) -> list[psutil.Process]:
+    """The step script's processes, by the path in their arguments."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(run_dir in word for word in process.cmdline()) and "pytest" not in process.cmdline():
+                found.append(process)
+    return found

@@ -38,6 +38,7 @@ class Entry:
         token: what its root file system carries.
         image: what it was made from.
         box: the fence box mounted in it.
+        version: the image file's size and time of change as seen here, or "" where it is no file that is seen here.
         fresh: it is to be created by this attempt.
     """
 
@@ -45,6 +46,7 @@ class Entry:
     token: str
     image: str
     box: str
+    version: str = ""
     fresh: bool = False
 
     @property
@@ -88,6 +90,11 @@ class ContainerMap:
                     raise BadInput(
                         f"container {name!r} on {node} was made from {found.image}, not {image}: choose another name"
                     )
+                version = _version(found.image)
+                if image is not None and version and found.version and version != found.version:
+                    raise BadInput(
+                        f"container {name!r} on {node} was made from {image} before that file changed: give another name"
+                    )
                 unlock()
                 yield Claim(found, record, unlock)
                 return
@@ -95,7 +102,8 @@ class ContainerMap:
                 raise BadInput(f"container {name!r} does not exist on {node} and no image was given to make it from")
             token = secrets.token_hex(6)
             real = f"sf-{self._prefix}-{name[:24]}-{token}"
-            yield Claim(Entry(real, token, image, box=f"c-{token}", fresh=True), record, unlock)
+            entry = Entry(real, token, image, box=f"c-{token}", version=_version(image), fresh=True)
+            yield Claim(entry, record, unlock)
 
 
 class Claim:
@@ -148,11 +156,20 @@ def _read(path: Path) -> Entry | None:
         words = {name: found[name] for name in ("real", "token", "image", "box")}
         if not all(isinstance(word, str) for word in words.values()) or not _BOX.match(words["box"]):
             raise ValueError("its words are not those of a container")
-        return Entry(**words)
+        return Entry(**words, version=str(found.get("version", "")))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error}): remove it, the container is then made anew") from error
+
+
+def _version(image: str) -> str:
+    if not image.startswith("/"):
+        return ""
+    with contextlib.suppress(OSError):
+        found = Path(image).stat()
+        return f"{found.st_size}-{found.st_mtime_ns}"
+    return ""
 
 
 def _safe(node: str) -> str:

@@ -27,9 +27,15 @@ sf_attempt=$2 sf_dir=$1/$2 sf_end=- sf_task=${SLURM_PROCID:-0}
 # shellcheck disable=SC2034 # it stands for a newline inside the quoted words of a request
 sf_nl='
 '
+sf_watch=
 exec 4>&2
 
+sf_end_watch() {
+  [ -z "$sf_watch" ] || { kill "$sf_watch" && wait "$sf_watch"; }
+}
+
 sf_refuse() {
+  sf_end_watch
   printf 'stepfence-refused %s %s %s %s\n' "$sf_end" "$sf_task" "$1" "$2" >&4
   exit 93
 }
@@ -118,12 +124,16 @@ sf_sleep() { # $1 hundredths of a second; more where sleep takes whole seconds o
 sf_watch() {
   trap 'kill "$sf_nap"; exit 0' TERM
   set +f
-  read -r sf_self sf_rest </proc/self/stat
   sf_whole=
   sleep 0.001 || sf_whole=1
   sf_left=$sf_limit sf_begun=
   while [ "$sf_left" -gt 0 ]; do
     sf_sleep "$sf_left" || exit 0
+    # Without its shell, which was killed, the number of that shell is somebody else's by now.
+    read -r sf_self sf_rest </proc/self/stat
+    sf_rest=${sf_rest##*") "}
+    sf_rest=${sf_rest#* }
+    [ "${sf_rest%% *}" = "$$" ] || exit 0
     [ -e "$sf_dir/status.$sf_task" ] || continue # its time has not begun
     read -r sf_now sf_rest </proc/uptime
     sf_now=${sf_now%.*}${sf_now#*.}
@@ -155,7 +165,7 @@ sf_watch() {
   [ "$sf_mode" = none ] || kill -KILL "$sf_top" # and with it the namespace
 }
 
-sf_watch='' sf_elders=''
+sf_elders=
 if [ "$sf_limit" != - ]; then
   # Pyxis starts enroot from the process that became this shell: with use_squashfuse it serves the root file system.
   read -r sf_elders <"/proc/$$/task/$$/children"
@@ -214,10 +224,10 @@ if ! sf_is_over; then
   /bin/sh -c "$sf_inner" stepfence none "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
   sf_rc=$?
 fi
+sf_end_watch
 [ "$sf_rc" != 93 ] || exit 93
 
 # ---- how it ended -------------------------------------------------------------------------------------------
-[ -z "$sf_watch" ] || { kill "$sf_watch" && wait "$sf_watch"; }
 sf_read_record
 sf_limit=0
 [ ! -e "$sf_dir/limit.$sf_task" ] || sf_limit=1
