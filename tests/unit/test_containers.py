@@ -204,7 +204,7 @@ def test_an_image_file_that_changed_under_its_path_is_another_image(tmp_path: Pa
         assert not claim.entry.fresh
     image.write_bytes(b"another")
     with (
-        pytest.raises(BadInput, match="before that file changed"),
+        pytest.raises(BadInput, match="before the file changed"),
         containers.entry(Container(name="box"), image=str(image), node="n1", wait_s=0),
     ):
         pass

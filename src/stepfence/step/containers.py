@@ -93,7 +93,7 @@ class ContainerMap:
                 version = _version(found.image)
                 if image is not None and version and found.version and version != found.version:
                     raise BadInput(
-                        f"container {name!r} on {node} was made from {image} before that file changed: give another name"
+                        f"container {name!r} on {node} was made from {image} before the file changed: give another name"
                     )
                 unlock()
                 yield Claim(found, record, unlock)
