@@ -514,6 +514,17 @@ def test_where_the_command_has_no_stdin_each_sentinel_is_answered_with_a_newline
     assert scene.run(node).verdict is Verdict.COMPLETED
 
 
+def test_a_task_that_never_starts_does_not_hold_the_others_for_ever(two_tasks: Scene) -> None:
+    def node(process: FakeProcess) -> None:
+        two_tasks.start(process)
+        wait(process)
+
+    outcome = two_tasks.run(node, launch_deadline_s=100)
+    assert (outcome.verdict, outcome.deadline) == (Verdict.MAY_HAVE_RUN, "launch_deadline_s")
+    assert [task.fence for task in outcome.tasks] == [Fence.STARTED, Fence.REVOKED]
+    assert outcome.needs_end
+
+
 # ---- interruptions ------------------------------------------------------------------------------------------
 
 

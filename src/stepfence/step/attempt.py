@@ -73,6 +73,7 @@ class Outcome:
 class _Clock:
     spawned: float = 0.0
     started: float | None = None
+    all_started: float | None = None
     ended: float | None = None
     lost_at_deadline: bool = False
 
@@ -174,6 +175,8 @@ class Attempt:
                     pump.release_stdin()
                     if self.on_start is not None:
                         self.on_start()
+                if self._clock.all_started is None and len(streams.starts) == self.plan.step.ntasks:
+                    self._clock.all_started = self.now()
         finally:
             pump.close()
         return self._decide(process, streams, deadline_name)
@@ -183,9 +186,10 @@ class Attempt:
     def _limits(self) -> tuple[str, float] | None:
         """Return the deadline that is running now, and when it passes."""
         step, clock = self.plan.step, self._clock
-        if clock.started is None and not clock.lost_at_deadline:
-            return "launch_deadline_s", clock.spawned + self.plan.launch_deadline_s
-        since = clock.started if clock.started is not None else clock.spawned + self.plan.launch_deadline_s
+        launch_deadline = clock.spawned + self.plan.launch_deadline_s
+        if clock.all_started is None and not clock.lost_at_deadline:
+            return "launch_deadline_s", launch_deadline
+        since = launch_deadline if clock.all_started is None else clock.all_started
         if step.timeout_s is not None:
             return "grace_s", since + step.timeout_s + self.kill_after_s + step.grace_s
         return None
