@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
