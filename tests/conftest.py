@@ -108,36 +108,55 @@ class Job:
             stderr=subprocess.PIPE,
         )
 
-    def as_user(self, work: Callable[[], Any], timeout_s: float = 120.0) -> Any:
+    def as_user(self, work: Callable[[], Any]) -> Any:
         """Call ``work`` in a forked child that runs as the job's user; return what it returned."""
         entry = pwd.getpwnam(self.user)
-        read_end, write_end = os.pipe()
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                os.close(read_end)
-                os.chdir(self.shared)  # the checkout may be closed to the user
-                if entry.pw_uid:
-                    os.setgroups([])
-                    os.setgid(entry.pw_gid)
-                    os.setuid(entry.pw_uid)
-                with os.fdopen(write_end, "wb") as pipe:
-                    try:
-                        answer: tuple[bool, Any] = (True, work())
-                    except BaseException as error:
-                        answer = (False, f"{type(error).__name__}: {error}")
-                    pipe.write(pickle.dumps(answer))
-                status = 0
-            finally:
-                os._exit(status)
-        os.close(write_end)
-        with os.fdopen(read_end, "rb") as pipe:
-            data = pipe.read()
-        os.waitpid(child, 0)
-        done, value = pickle.loads(data)
-        assert done, value
-        return value
+        return call_as(entry.pw_uid, entry.pw_gid, self.shared, work)
+
+
+def call_as(uid: int, gid: int, directory: Path, work: Callable[[], Any]) -> Any:
+    """Call ``work`` in a forked child with another uid, in a directory of its; return what it returned."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(read_end)
+            os.chdir(directory)  # the checkout may be closed to the user
+            if uid:
+                os.setgroups([])
+                os.setgid(gid)
+                os.setuid(uid)
+            with os.fdopen(write_end, "wb") as pipe:
+                try:
+                    answer: tuple[bool, Any] = (True, work())
+                except BaseException as error:
+                    answer = (False, f"{type(error).__name__}: {error}")
+                pipe.write(pickle.dumps(answer))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    done, value = pickle.loads(data)
+    assert done, value
+    return value
+
+
+@pytest.fixture
+def as_nobody_else() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Call something as a user of whom no other process is, in a directory of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    uid = 61900 + os.getpid() % 97
+    directory = Path(tempfile.mkdtemp(prefix="sf-alone-", dir="/tmp"))
+    os.chown(directory, uid, uid)
+    try:
+        yield lambda work: call_as(uid, uid, directory, work)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _submit(cluster: Any, user: str, shared: Path) -> Job:

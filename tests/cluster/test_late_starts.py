@@ -205,13 +205,16 @@ def test_a_step_that_comes_up_late_runs_nothing_and_a_retry_runs_it_once(
 ) -> None:
     job = request.getfixturevalue("root_job" if case.in_container else "prolog_job")
     image = str(request.getfixturevalue("image")) if case.in_container else ""
-    plain, fenced = job.shared / f"plain-{case.name}", job.shared / f"fenced-{case.name}"
-    with playing(case, job, "node2") as unfenced_play, playing(case, job, "node3") as fenced_play:
-        beside = threading.Thread(target=run_plain, args=(unfenced_play, plain, image))
-        beside.start()
-        result, verdicts = run_fenced(fenced_play, fenced, image)
-        beside.join()
-    assert plain.exists(), "the command did not run late: this case proves nothing here"
-    assert fenced.read_text() == "ran\n"
-    assert result.attempts >= 2, "the first attempt was not lost"
-    assert verdicts == ["NEVER_RAN"] * (result.attempts - 1) + ["COMPLETED"]
+    # Whether the plain step is started or ended first is a race; a play that nobody lost is played again.
+    for number in range(3):
+        plain, fenced = job.shared / f"plain-{case.name}-{number}", job.shared / f"fenced-{case.name}-{number}"
+        with playing(case, job, "node2") as unfenced_play, playing(case, job, "node3") as fenced_play:
+            beside = threading.Thread(target=run_plain, args=(unfenced_play, plain, image))
+            beside.start()
+            result, verdicts = run_fenced(fenced_play, fenced, image)
+            beside.join()
+        assert fenced.read_text() == "ran\n"
+        assert verdicts == ["NEVER_RAN"] * (result.attempts - 1) + ["COMPLETED"]
+        if plain.exists() and result.attempts >= 2:
+            return
+    pytest.fail("the command did not run late, or its first attempt was not lost: this case proves nothing here")

@@ -31,7 +31,7 @@ sf_watch=
 exec 4>&2
 
 sf_end_watch() {
-  [ -z "$sf_watch" ] || { kill "$sf_watch" && wait "$sf_watch"; }
+  [ -z "$sf_watch" ] || { trap - EXIT && kill "$sf_watch" && wait "$sf_watch"; }
 }
 
 sf_refuse() {
@@ -171,6 +171,8 @@ if [ "$sf_limit" != - ]; then
   read -r sf_elders <"/proc/$$/task/$$/children"
   sf_watch </dev/null >/dev/null 4>&- 8>&- 9<&- &
   sf_watch=$!
+  # Also where this shell ends because it cannot fork: nobody else would end the watch then.
+  trap 'kill "$sf_watch"' EXIT
 fi
 
 # ---- the command --------------------------------------------------------------------------------------------
