@@ -317,3 +317,15 @@ def test_a_tail_keeps_the_last_bytes() -> None:
     for piece in (b"ab", b"cdefghij", b"xyz", b"ijk\xff"):
         tail(piece)
     assert tail.text() == "ijk\N{REPLACEMENT CHARACTER}"
+
+
+def test_sentinels_are_counted_as_they_are_found() -> None:
+    one = Scanner(NONCES, body=lambda data: None, noise=lambda data: None)
+    many = LabelledScanner(NONCES, noise=lambda data: None)
+    start, end = (f"stepfence-start {NONCES.start} 0 n 1.2\n", f"stepfence-end {NONCES.end} 0 0 0 full -\n")
+    for scanner in (one, many):
+        counts = [scanner.seen]
+        for line in (start, end):
+            scanner.feed(line.encode())
+            counts.append(scanner.seen)
+        assert counts == [0, 1, 2]
