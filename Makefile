@@ -17,7 +17,7 @@ SCRIPTS := $(shell find .ci slurm tests $(wildcard benchmarks) -type f -exec awk
 PYTEST := $(BIN)/python -m pytest
 CHECKS := ruff mypy shellcheck codespell imports
 
-.PHONY: demo test check $(CHECKS:%=check-%) chaos bench test-pyxis clean packages-venv packages-check packages-test
+.PHONY: demo test test-failed check $(CHECKS:%=check-%) chaos bench test-pyxis clean packages-venv packages-check packages-test
 .DEFAULT_GOAL := test
 
 ## demo: a small batch with launch faults, on this machine alone; writes stepfence-demo/report.html
@@ -29,6 +29,10 @@ demo: $(STAMP)
 WORKERS ?= 4
 test: packages-test $(DEV)
 	$(PYTEST) -m "not slow" -n $(WORKERS) --dist loadfile
+
+## test-failed: what failed in the last `make test`, one at a time on a machine that does nothing else
+test-failed: packages-test $(DEV)
+	$(PYTEST) -m "not slow" --last-failed --last-failed-no-failures none
 
 ## check: lint, types, shell scripts, spelling, direction of imports
 check: packages-check $(DEV)
