@@ -11,7 +11,7 @@ returns at the end sentinel and srun is reaped behind it; a bare srun is waited 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
 import os
 import pwd
@@ -79,10 +79,8 @@ def compare(
 
 def measure_on_a_testcluster(user: str) -> None:
     """Make a cluster, and run this program in a job of an ordinary user on it."""
-    spec = importlib.util.spec_from_file_location("testcluster_api", ROOT / "slurm/testcluster/cluster.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(ROOT / "slurm/testcluster"))
+    module = importlib.import_module("testcluster")
     directory = Path(tempfile.mkdtemp(prefix="sf-", dir="/tmp"))
     directory.chmod(0o755)
     cluster = module.Cluster.up(directory / "c", module.Settings(user=user))

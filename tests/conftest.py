@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
+import importlib
 import os
 import pickle
 import pwd
@@ -24,6 +24,7 @@ from stepfence import Allocation, Ledger, RetryPolicy, StepRunner
 from stepfence.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "slurm/testcluster"))
 PLUGSTACK = os.environ.get("STEPFENCE_TEST_PLUGSTACK", "").strip() or None
 """A plugstack.conf line: the suite runs on this Pyxis instead of the stand-in (docs/pyxis.md)."""
 
@@ -34,14 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker(marker):
             item.add_marker(pytest.mark.skip(reason=f"only {owner} can do this"))
-
-
-def _load_testcluster() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stepfence_testcluster", ROOT / "slurm/testcluster/cluster.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @dataclasses.dataclass
@@ -198,7 +191,7 @@ def _submit(cluster: Any, user: str, shared: Path) -> Job:
 def testcluster() -> ModuleType:
     if os.geteuid() != 0:
         pytest.skip("the test cluster needs root")
-    return _load_testcluster()
+    return importlib.import_module("testcluster")
 
 
 @contextlib.contextmanager

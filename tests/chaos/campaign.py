@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "slurm/testcluster"))
 
 from chaos.journal import read_journal
 from chaos.oracle import Judgement, Record, claims_of, judge

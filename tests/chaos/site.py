@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import pwd
 import random
@@ -18,21 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import testcluster
+
 from chaos.watch import Watch
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 USER = "sfchaos"
-
-
-def _load_testcluster() -> Any:
-    spec = importlib.util.spec_from_file_location("stepfence_testcluster", ROOT / "slurm/testcluster/cluster.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-testcluster = _load_testcluster()
 
 
 @dataclass
