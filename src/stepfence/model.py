@@ -1,12 +1,24 @@
-"""The values that travel through the library: steps, containers, results, evidence."""
+"""The values that travel through the library: steps, containers, results, evidence.
+
+`Mount`, `Container` and `Step` are checked where they are made, by the tables here: what a field takes is one line.
+"""
 
 from __future__ import annotations
 
 import enum
+import io
+import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from stepfence.errors import BadInput
+
+LONGEST_S = 1e9
+"""No limit is longer, in seconds: about 32 years."""
 
 
 class Verdict(enum.StrEnum):
@@ -27,6 +39,9 @@ class Mount:
     source: str
     target: str
     flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self, _MOUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,9 @@ class Container:
     writable: bool = True
     remap_root: bool = True
     mount_home: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self, _CONTAINER)
 
 
 class Isolation(enum.StrEnum):
@@ -85,6 +103,9 @@ class Step:
         on_stdout, on_stderr: called with each piece of the command's output as it arrives (one task only).
         keep_bytes: how much of each stream is kept in memory, half head and half tail.
         spool_dir: a directory that keeps all of each stream in files named by attempt (one task only).
+
+    Raises:
+        BadInput: a field is of another type, or a number out of range.
     """
 
     command: Sequence[str]
@@ -109,6 +130,9 @@ class Step:
     on_stderr: Callable[[bytes], object] | None = None
     keep_bytes: int = 8 * 1024 * 1024
     spool_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, _STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +182,108 @@ class Evidence:
     isolation: str = ""
     survivors: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
+
+
+# ---- what fields take -------------------------------------------------------------------------------------------
+
+_Field = tuple[Callable[[Any], bool], str]
+"""Whether a value can be used, and what to give instead of one that cannot."""
+
+_SECRET = frozenset({"env", "stdin"})
+"""Never shown."""
+
+
+def _check(value: object, fields: Mapping[str, _Field]) -> None:
+    for name, (is_usable, wanted) in fields.items():
+        given = getattr(value, name)
+        if not is_usable(given):
+            shown = f"<{type(given).__name__}>" if name in _SECRET else reprlib.repr(given)
+            raise BadInput(f"{type(value).__name__}({name}={shown}): give {wanted}")
+
+
+def _of(*kinds: type) -> Callable[[Any], bool]:
+    return lambda given: isinstance(given, kinds)
+
+
+def _text(given: Any) -> bool:
+    return isinstance(given, str) and given != ""
+
+
+def _many(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """One string is a sequence too, of letters: never what was meant."""
+    return lambda given: (
+        isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray) and all(map(kind, given))
+    )
+
+
+def _number(kind: type, given: Any) -> bool:
+    return isinstance(given, kind) and not isinstance(given, bool)
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda given: _number(Integral, given) and given >= least
+
+
+def _seconds(given: Any) -> bool:
+    return _number(Real, given) and 0 < given < LONGEST_S
+
+
+def _or_none(is_usable: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda given: given is None or is_usable(given)
+
+
+def _variables(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(word, str) for pair in given.items() for word in pair)
+
+
+def _source(given: Any) -> bool:
+    return isinstance(given, bytes) or (hasattr(given, "read") and not isinstance(given, io.TextIOBase))
+
+
+_FLAG: _Field = (_of(bool), "True or False")
+_TEXT: _Field = (_or_none(_of(str)), "a string, or None")
+_NAME: _Field = (_or_none(_text), "a string that is not empty, or None")
+_ONE_OR_MORE: _Field = (_whole(1), "a whole number, 1 or more")
+_LIMIT: _Field = (_or_none(_seconds), "a number of seconds above 0, or None")
+_CALLBACK: _Field = (_or_none(callable), "a function that takes bytes, or None")
+
+_MOUNT: Mapping[str, _Field] = {
+    "source": (_of(str), "the path on the node, a string"),
+    "target": (_of(str), "the path inside, a string"),
+    "flags": (_many(_of(str)), "a tuple of strings, e.g. ('ro',)"),
+}
+
+_CONTAINER: Mapping[str, _Field] = {
+    "image": _TEXT,
+    "name": _TEXT,
+    "mounts": (_many(_of(Mount)), "a tuple of Mount values"),
+    "workdir": _TEXT,
+    "writable": _FLAG,
+    "remap_root": _FLAG,
+    "mount_home": _FLAG,
+}
+
+_STEP: Mapping[str, _Field] = {
+    "command": (_many(_of(str, bytes, os.PathLike)), "a list of words, e.g. ['sh', '-c', 'ls | wc -l']"),
+    "container": (_or_none(_of(Container)), "a Container, e.g. Container(image='app.sqsh'), or None"),
+    "timeout_s": _LIMIT,
+    "launch_deadline_s": _LIMIT,
+    "grace_s": (_seconds, "a number of seconds above 0"),
+    "env": (_variables, "a mapping of names to values, both strings"),
+    "workdir": _TEXT,
+    "stdin": (_or_none(_source), "bytes, a file opened in binary mode, or None"),
+    "merge_stderr": _FLAG,
+    "node": _NAME,
+    "nodes": _ONE_OR_MORE,
+    "ntasks": _ONE_OR_MORE,
+    "cpus_per_task": (_or_none(_whole(1)), "a whole number, 1 or more, or None"),
+    "gpus": (_or_none(_whole(0)), "a whole number, 0 or more, or None"),
+    "mem_mib": (_or_none(_whole(0)), "MiB as a whole number, 0 (all of the job's) or more, or None"),
+    "mpi": _NAME,
+    "srun_options": (_many(_of(str)), "a tuple of strings, each one option: ('--exclusive',)"),
+    "isolation": (_or_none(lambda given: given in list(Isolation)), "an Isolation, or None"),
+    "on_stdout": _CALLBACK,
+    "on_stderr": _CALLBACK,
+    "keep_bytes": (_whole(0), "a whole number of bytes, 0 or more"),
+    "spool_dir": (_or_none(_of(Path)), "a pathlib.Path, or None"),
+}

@@ -14,6 +14,7 @@ import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -501,11 +502,6 @@ def test_a_record_that_cannot_be_read_stops_the_target(tmp_path: Path, record: s
     "step",
     [
         Step([]),
-        Step(["true"], timeout_s=0),
-        Step(["true"], timeout_s=float("nan")),
-        Step(["true"], launch_deadline_s=-1),
-        Step(["true"], grace_s=0),
-        Step(["true"], ntasks=0),
         Step(["true"], nodes=2),
         Step(["true"], nodes=2, ntasks=2),
         Step(["true"], workdir="relative"),
@@ -518,6 +514,12 @@ def test_a_record_that_cannot_be_read_stops_the_target(tmp_path: Path, record: s
 )
 def test_a_step_that_cannot_be_run_is_refused(runner: StepRunner, step: Step) -> None:
     with pytest.raises(BadInput):
+        runner.run(step)
+
+
+@pytest.mark.parametrize("step", ["ls", ["ls"], None])
+def test_what_is_no_step_is_refused(runner: StepRunner, step: Any) -> None:
+    with pytest.raises(BadInput, match="give a Step"):
         runner.run(step)
 
 

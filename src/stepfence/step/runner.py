@@ -335,16 +335,9 @@ def _not_started(target: str, why: str, *, cause: str, deadline: str | None = No
 
 
 def _check(step: Step) -> None:
-    for name, value in (
-        ("timeout_s", step.timeout_s),
-        ("launch_deadline_s", step.launch_deadline_s),
-        ("grace_s", step.grace_s),
-    ):
-        if value is not None and not 0 < value < 1e9:
-            raise BadInput(f"{name}={value}: give a number of seconds above 0, or leave it out")
-    for name, count in (("nodes", step.nodes), ("ntasks", step.ntasks)):
-        if count < 1:
-            raise BadInput(f"{name}={count}: at least 1")
+    """Refuse what each field of a step allows and all of them together do not."""
+    if not isinstance(step, Step):
+        raise BadInput(f"run({type(step).__name__}): give a Step, e.g. Step(['ls', '-l'])")
     if step.ntasks < step.nodes:
         raise BadInput(f"ntasks={step.ntasks} is less than nodes={step.nodes}: Slurm would leave nodes out")
     for path in (step.workdir, step.container.workdir if step.container else None):
