@@ -11,6 +11,7 @@ Two spellings of a setting can be set at once; ours goes first. A variable that 
 ``SWEBENCH_PYXIS_INFRA_RETRY_LOG``  the same
 ``STEPFENCE_STALE_AFTER_S``       how long a claim may go without a sign of life, in seconds
 ``STEPFENCE_SRUN_ENV``            further variables srun is given: names, by commas or spaces
+``STEPFENCE_LOG_LEVEL``           what the command line logs on stderr: ``off``, ``warning``, ``info`` or ``debug``
 ================================  =====================================================================================
 """
 
@@ -25,9 +26,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from stepfence.errors import BadInput
+from stepfence.model import LONGEST_S
 
 DEFAULT_ATTEMPTS = 3
 MOST_ATTEMPTS = 1000
+LOG_LEVELS = ("off", "warning", "info", "debug")
 
 _JOB = re.compile(r"[1-9][0-9]{0,9}\Z")
 
@@ -78,6 +81,7 @@ class Settings:
         ledger: the ledger's path, or None.
         stale_after_s: how long a claim may go without a sign of life, or None where unset.
         srun_env: further variables srun is given.
+        log_level: what the command line logs, one of `LOG_LEVELS`; the library leaves that to its program.
         job: the job this process runs in, or None outside.
         environ: a copy of the whole environment, for `launch.environment` and ``--env NAME``. Never shown.
     """
@@ -88,6 +92,7 @@ class Settings:
     ledger: Path | None = None
     stale_after_s: float | None = None
     srun_env: tuple[str, ...] = ()
+    log_level: str = "off"
     job: JobFacts | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
@@ -117,6 +122,7 @@ class Settings:
             ledger=read.path("STEPFENCE_LEDGER", "SWEBENCH_PYXIS_INFRA_RETRY_LOG"),
             stale_after_s=read.seconds("STEPFENCE_STALE_AFTER_S", above_zero=True, remedy="give seconds, more than 0"),
             srun_env=tuple(re.findall(r"[^,\s]+", read.text("STEPFENCE_SRUN_ENV"))),
+            log_level=read.choice("STEPFENCE_LOG_LEVEL", LOG_LEVELS),
             job=_job_facts(read),
             environ=MappingProxyType(copy),
         )
@@ -144,6 +150,13 @@ class _Reader:
         text = self.text(*names)
         return Path(text) if text else None
 
+    def choice(self, name: str, words: tuple[str, ...]) -> str:
+        """Return one of the words, the first where none is set."""
+        text = self.text(name) or words[0]
+        if text not in words:
+            raise BadInput(f"{name}={text!r} is none of its values: give {', '.join(words[:-1])} or {words[-1]}")
+        return text
+
     def whole(self, *names: str, lowest: int, highest: int, remedy: str) -> int | None:
         name, text = self._first(names)
         if not text:
@@ -160,7 +173,7 @@ class _Reader:
             value = float(text)
         except ValueError:
             value = math.nan
-        if math.isfinite(value) and (value > 0 or (value == 0 and not above_zero)):
+        if 0 <= value < LONGEST_S and (value > 0 or not above_zero):
             return value
         raise BadInput(f"{name}={text!r} is not a number that can be used: {remedy}")
 

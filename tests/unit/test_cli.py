@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stepfence import __version__
 from stepfence.cli.main import _COMMANDS, _SUMMARIES
 
 
@@ -44,7 +45,13 @@ def test_help_is_on_stdout_with_an_example(path: tuple[str, ...]) -> None:
     answer = _stepfence(*path, "--help")
     assert answer.returncode == 0 and answer.stderr == b""
     assert b"Usage: stepfence" in answer.stdout
-    assert b"Example:" in answer.stdout or path == ("ledger",)
+    assert b"Example:" in answer.stdout
+    assert not set("╭│╰") & set(answer.stdout.decode()), "one look for all"
+
+
+def test_the_version_is_printed() -> None:
+    answer = _stepfence("--version")
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, f"stepfence {__version__}\n".encode(), b"")
 
 
 def test_the_top_lists_every_command_with_its_summary() -> None:
@@ -60,30 +67,46 @@ def test_the_top_lists_every_command_with_its_summary() -> None:
         (["--nonsense"], "--nonsense"),
         (["run"], "COMMAND"),
         (["run", "--nonsense", "true"], "--nonsense"),
-        (["run", "--timeout", "soon", "true"], "--timeout"),
-        (["run", "--timeout", "-1", "true"], "timeout"),
-        (["run", "--timeout", "nan", "true"], "timeout"),
-        (["run", "--launch-deadline", "0", "true"], "launch"),
-        (["run", "--retries", "0", "true"], "--retries"),
-        (["run", "--retry-wait", "-1", "true"], "--retry-wait"),
-        (["run", "--launcher", "ssh", "true"], "--launcher"),
-        (["run", "--isolation", "some", "true"], "--isolation"),
+        (["run", "--timeout", "5m", "true"], "stepfence: --timeout 5m: give seconds above 0, e.g. 300"),
+        (["run", "--timeout", "-1", "true"], "--timeout -1: give seconds"),
+        (["run", "--timeout", "nan", "true"], "--timeout nan: give seconds"),
+        (["run", "--timeout", "1e9", "true"], "--timeout 1e9: give seconds"),
+        (["run", "--timeout", "5 m\n", "true"], r"--timeout '5 m\n': give seconds"),
+        (["run", "--launch-deadline", "0", "true"], "--launch-deadline 0: give seconds"),
+        (["run", "--retries", "0", "true"], "--retries 0: give the number of attempts in all, 1 (no retry) to 1000"),
+        (["run", "--retries", "1001", "true"], "--retries 1001: give"),
+        (["run", "--retries", "1.5", "true"], "--retries 1.5: give"),
+        (["run", "--retry-wait", "-1", "true"], "--retry-wait -1: give seconds, 0 or more"),
+        (["run", "--retry-wait", "inf", "true"], "--retry-wait inf: give"),
+        (["run", "--mem", "4G", "true"], "--mem 4G: give MiB"),
+        (["run", "--cpus-per-task", "0", "true"], "--cpus-per-task 0: give a whole number, 1 or more"),
+        (["run", "--het-group", "1", "true"], "--het-group needs a Slurm job"),
+        (["run", "--launcher", "ssh", "true"], "--launcher ssh: choose srun, local or auto"),
+        (["run", "--isolation", "some", "true"], "--isolation some: choose"),
+        (["run", "--log-level", "loud", "true"], "--log-level loud: choose"),
         (["run", "--env", "NOT_SET_ANYWHERE", "true"], "NOT_SET_ANYWHERE"),
         (["run", "--env", "A-B=1", "true"], "A-B"),
         (["run", "--workdir", "relative", "true"], "absolute"),
-        (["run", "--mount", "/a:/b", "true"], "--mount"),
+        (["run", "--mount", "/a:/b", "true"], "--mount needs a container"),
+        (["run", "--readonly", "true"], "--readonly needs a container"),
+        (["run", "--no-remap-root", "true"], "--no-remap-root needs a container"),
+        (["run", "--remap-root", "true"], "--remap-root needs a container"),
         (["run", "--image", "x.sqsh", "true"], "container"),
         (["run", "--ntasks", "2", "true"], "local"),
         (["run", "--gpus", "1", "true"], "local"),
         (["run", "--nodes", "0", "true"], "nodes"),
         (["run", "--", ""], "empty"),
         (["ledger", "summary"], "PATH"),
-        (["ledger", "summary", "/nonexistent"], "/nonexistent"),
+        (["ledger", "summary", "/nonexistent"], "no ledger at /nonexistent"),
+        (["ledger", "summary", "/dev/zero"], "not a regular file"),
+        (["doctor", "--launch-deadline", "5m"], "--launch-deadline 5m: give seconds"),
+        (["doctor", "--launcher", "ssh"], "--launcher ssh: choose"),
+        (["doctor", "--launcher", "local", "--het-group", "0"], "--het-group needs a Slurm job"),
         (["ledger", "nonsense"], "nonsense"),
         (["demo", "--out", "/dev/null/x"], "/dev/null/x"),
         (["demo", "surplus"], "surplus"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: repr(" ".join(value)) if isinstance(value, list) else "",
 )
 def test_misuse_is_exit_2_and_one_line_on_stderr(tmp_path: Path, arguments: list[str], said: str) -> None:
     answer = _stepfence(*arguments, cwd=tmp_path)
@@ -92,6 +115,24 @@ def test_misuse_is_exit_2_and_one_line_on_stderr(tmp_path: Path, arguments: list
     assert answer.stdout == b""
     assert said in stderr
     assert stderr.count("\n") == 1 and "Traceback" not in stderr
+
+
+EMPTY = [
+    *(("run", f"--{name}", "", "true") for name in ("run-dir", "target", "node", "image", "name", "result", "ledger")),
+    *(("run", f"--{name}", "", "true") for name in ("workdir", "env", "mount", "mpi", "srun-opt")),
+    *(("doctor", f"--{name}", "") for name in ("run-dir", "image", "node")),
+    ("demo", "--out", ""),
+    ("ledger", "summary", ""),
+]
+
+
+@pytest.mark.parametrize("arguments", EMPTY, ids=" ".join)
+def test_a_value_that_is_empty_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    answer = _stepfence(*arguments, cwd=tmp_path)
+    name = arguments[1] if arguments[0] != "ledger" else "PATH"
+    line = f"stepfence: {name} '': it is empty: give a value, or leave it out\n"
+    assert (answer.returncode, answer.stdout, answer.stderr.decode()) == (2, b"", line)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
@@ -126,10 +167,30 @@ def test_what_provably_never_ran_is_exit_75_and_says_why(tmp_path: Path) -> None
     assert b"provably never ran" in answer.stderr
 
 
-def test_retries_are_logged_on_stderr_alone(tmp_path: Path) -> None:
-    answer = _run(tmp_path, "--retries", "2", "--retry-wait", "0", "--launch-deadline", "0.001", "--", "true")
+NEVER_IN_TIME = ("--retries", "2", "--retry-wait", "0", "--launch-deadline", "0.001", "--", "true")
+
+
+def test_nothing_is_logged_unless_it_is_asked_for(tmp_path: Path) -> None:
+    answer = _run(tmp_path, *NEVER_IN_TIME)
+    assert (answer.returncode, answer.stdout, answer.stderr.count(b"\n")) == (75, b"", 1)
+    assert answer.stderr.startswith(b"stepfence: StepNotLaunched: ")
+
+
+@pytest.mark.parametrize(
+    ("option", "variable", "logged"),
+    [("info", "", True), ("", "info", True), ("off", "info", False), ("warning", "", False)],
+)
+def test_retries_are_logged_on_stderr_alone(tmp_path: Path, option: str, variable: str, logged: bool) -> None:
+    options = ("--log-level", option) if option else ()
+    answer = _run(tmp_path, *options, *NEVER_IN_TIME, STEPFENCE_LOG_LEVEL=variable)
     assert (answer.returncode, answer.stdout) == (75, b"")
-    assert b'"event": "retry.waiting"' in answer.stderr
+    assert (b'"event": "retry.waiting"' in answer.stderr) == logged
+
+
+def test_a_ledger_that_cannot_be_written_is_told_in_one_line_and_the_result_is_the_commands(tmp_path: Path) -> None:
+    answer = _run(tmp_path, "--ledger", "/dev/full", "--", "sh", "-c", "echo out; exit 3")
+    assert (answer.returncode, answer.stdout, answer.stderr.count(b"\n")) == (3, b"out\n", 1)
+    assert b"ledger /dev/full could not be written" in answer.stderr
 
 
 def test_a_signal_is_128_plus_its_number_and_ends_the_command(tmp_path: Path) -> None:

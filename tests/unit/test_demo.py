@@ -98,6 +98,7 @@ def test_the_proof_breaks_where_a_late_start_was_not_refused() -> None:
 def test_a_broken_proof_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(batch: object, *, directory: Path, **options: object) -> Played:
         (directory / "ledger").mkdir()
+        (directory / "ledger" / "a.jsonl").touch()
         return Played(Proof({"c": Verdict.NEVER_RAN}, {"c": 1}), ())
 
     monkeypatch.setattr("stepfence.demo.play.play", broken)

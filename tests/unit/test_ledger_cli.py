@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from stepfence.cli.ledger import app
+from stepfence.errors import BadInput
 from stepfence.ledger import Ledger
 
 
@@ -47,11 +49,45 @@ def test_several_paths_are_one_ledger(ledger: Path) -> None:
     assert json.loads(result.stdout)["operations"] == 4
 
 
-def test_a_missing_path_is_one_clear_line_and_exit_2(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["summary", str(tmp_path / "none")])
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1 and "no ledger at" in result.stderr
+def _refused(*arguments: str) -> str:
+    """Return the line that `stepfence.cli.main` would print before it ends with status 2."""
+    result = CliRunner().invoke(app, ["summary", *arguments])
+    assert isinstance(result.exception, BadInput) and result.stdout == ""
+    return str(result.exception)
+
+
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
+    assert _refused(str(tmp_path / "none")).startswith(f"no ledger at {tmp_path}/none: give")
+
+
+@pytest.mark.parametrize("text", ["hello\n", "hello", '{"name": "other"}\n{"name": "tools"}\n'])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_file_of_other_lines_is_not_taken_for_an_empty_ledger(
+    tmp_path: Path, text: str, options: tuple[str, ...]
+) -> None:
+    path = tmp_path / "notes"
+    path.write_text(text)
+    assert f"{path}: no ledger, {text.count(chr(10)) or 1} lines cannot be read: give" in _refused(str(path), *options)
+
+
+def test_a_file_without_a_line_is_an_empty_ledger(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").touch()
+    result = CliRunner().invoke(app, ["summary", str(tmp_path)])
+    assert result.exit_code == 0 and "EMPTY" in result.stdout
+
+
+def test_a_directory_without_ledger_files_says_what_they_are_called(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").mkdir()
+    (tmp_path / "notes.txt").touch()
+    assert f"no ledger files in {tmp_path} (they are called *.jsonl): give" in _refused(str(tmp_path))
+    (tmp_path / "ledger").mkdir()
+    assert _refused(str(tmp_path)).endswith(f": give {tmp_path}/ledger")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in _refused(str(tmp_path / "pipe"))
+    assert "not a regular file" in _refused("/dev/zero")
 
 
 def test_help_has_an_example() -> None:

@@ -181,18 +181,19 @@ def test_a_file_is_read_as_far_as_it_went_when_it_was_found(tmp_path: Path) -> N
     assert split(read(sources)) == ([record("one")], [])
 
 
-def test_a_device_without_end_is_not_read() -> None:
-    assert find_sources([Path("/dev/zero"), Path("/dev/full")]) == []
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/full", "pipe"])
+def test_what_may_have_no_end_is_refused(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LedgerError, match="not a regular file"):
+        find_sources([tmp_path / name])
 
 
-def test_a_pipe_is_read_to_its_end() -> None:
-    reading, writing = os.pipe()
-    os.write(writing, record("u").to_line())
-    os.close(writing)
-    try:
-        assert split(read(find_sources([Path(f"/dev/fd/{reading}")]))) == ([record("u")], [])
-    finally:
-        os.close(reading)
+def test_in_a_ledger_directory_regular_files_alone_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "directory.jsonl").mkdir()
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
+    (tmp_path / "a.jsonl").write_bytes(record("u").to_line())
+    assert split(read(find_sources([tmp_path]))) == ([record("u")], [])
 
 
 def test_one_file_gone_is_counted_and_all_gone_is_an_error(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -150,6 +151,25 @@ def test_a_full_disk_holds_records_and_the_summary_says_so() -> None:
     assert (summary.operations, summary.held_writes, summary.waiting_writes) == (3, 3, 3)
     assert summary.run_quality is RunQuality.CLEAN
     assert "not on disk" in summary.reasons[0]
+    assert ledger.unwritten == 3
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", b"bytes", 5, ["a"]], ids=repr)
+def test_a_path_that_no_file_can_have_is_refused(path: Any) -> None:
+    for make in (Ledger, Ledger.from_jsonl):
+        with pytest.raises(BadInput, match="ledger path"):
+            make(path)
+
+
+def test_what_was_written_late_is_written(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.touch()
+    ledger = Ledger(place / "a.jsonl")
+    ledger.record(target="u", attempt=1, outcome="succeeded")
+    assert ledger.unwritten == 1
+    place.unlink()
+    ledger.close()
+    assert (ledger.unwritten, Ledger().unwritten) == (0, 0)
 
 
 @pytest.fixture

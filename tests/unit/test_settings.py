@@ -47,12 +47,14 @@ def test_the_rest_is_read() -> None:
             "STEPFENCE_RETRY_WAIT_S": "0.5",
             "STEPFENCE_STALE_AFTER_S": "90",
             "STEPFENCE_SRUN_ENV": "LD_LIBRARY_PATH, AUKS_CONF",
+            "STEPFENCE_LOG_LEVEL": "info",
         }
     )
     assert settings.run_dir == Path("/r")
     assert settings.retry_wait_s == 0.5
     assert settings.stale_after_s == 90.0
     assert settings.srun_env == ("LD_LIBRARY_PATH", "AUKS_CONF")
+    assert settings.log_level == "info"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,8 @@ def test_the_rest_is_read() -> None:
         ("SWEBENCH_PYXIS_STEP_RETRIES", "none"),
         ("STEPFENCE_RETRY_WAIT_S", "-1"),
         ("STEPFENCE_RETRY_WAIT_S", "nan"),
+        ("STEPFENCE_RETRY_WAIT_S", "1e300"),
+        ("STEPFENCE_LOG_LEVEL", "INFO"),
         ("STEPFENCE_STALE_AFTER_S", "0"),
         ("STEPFENCE_STALE_AFTER_S", "inf"),
         ("STEPFENCE_STALE_AFTER_S", "1m"),

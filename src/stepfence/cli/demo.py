@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import tempfile
 import time
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfence.cli.values import path
+
 if TYPE_CHECKING:
     from stepfence.ledger import LedgerRecord
 
@@ -22,7 +23,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def demo(
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the run's directory and report.html go.")
+        Path, typer.Option(parser=path, metavar="DIR", help="Where the run's directory and report.html go.")
     ] = Path("stepfence-demo"),
 ) -> None:
     """Run 24 commands on this machine while their launches fail in four ways, and count what really ran.
@@ -41,7 +42,7 @@ def demo(
     from stepfence.ledger import Ledger
     from stepfence.report.page import render
 
-    log.configure(level=logging.WARNING)  # every attempt is shown as it is
+    log.configure("warning")  # every attempt is shown as it is
     try:
         out.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=time.strftime("run-%Y%m%d-%H%M%S-"), dir=out)).absolute()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfence.cli.values import LAUNCHER, LAUNCHERS, natural, path, seconds, text
+
 if TYPE_CHECKING:
     from stepfence import Allocation
     from stepfence.doctor.check import Check, Row
@@ -30,21 +32,27 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     image: Annotated[
-        str | None, typer.Option(metavar="REF", help="Run a step in a container of this image on every node.")
+        str | None,
+        typer.Option(parser=text, metavar="REF", help="Run a step in a container of this image on every node."),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="On storage that every node sees [.stepfence/JOBID].")
+        Path | None,
+        typer.Option(parser=path, metavar="DIR", help="On storage that every node sees [.stepfence/JOBID]."),
     ] = None,
     launcher: Annotated[
-        str, typer.Option(metavar="srun|local|auto", help="auto: srun inside a Slurm job, else local.")
+        str, typer.Option(parser=LAUNCHER, metavar=LAUNCHERS, help="auto: srun inside a Slurm job, else local.")
     ] = "auto",
     node: Annotated[
-        list[str], typer.Option(metavar="NODE", help="Examine this node; again for more [all of the job].")
+        list[str],
+        typer.Option(parser=text, metavar="NODE", help="Examine this node; again for more [all of the job]."),
     ] = [],
     launch_deadline: Annotated[
-        float | None, typer.Option(metavar="S", help="Limit until a step starts [60; 900 with --image].")
+        float | None,
+        typer.Option(parser=seconds, metavar="S", help="Limit until a step starts [60; 900 with --image]."),
     ] = None,
-    het_group: Annotated[int | None, typer.Option(metavar="N", help="The component of a heterogeneous job.")] = None,
+    het_group: Annotated[
+        int | None, typer.Option(parser=natural, metavar="N", help="The component of a heterogeneous job.")
+    ] = None,
 ) -> None:
     """Find out, by steps on every node of the allocation, whether what stepfence relies on is so.
 
@@ -52,16 +60,13 @@ def doctor(
 
     Example: stepfence doctor --image app.sqsh --run-dir /shared/run1
     """
-    from stepfence import BadInput
+    from stepfence.cli import log
     from stepfence.doctor.check import Status
     from stepfence.doctor.steps import Limits
     from stepfence.settings import Settings
 
     settings = Settings.from_env()
-    if launcher not in ("srun", "local", "auto"):
-        raise BadInput(f"--launcher {launcher!r}: choose srun, local or auto")
-    if launch_deadline is not None and not 0 < launch_deadline < 1e9:
-        raise BadInput(f"--launch-deadline {launch_deadline}: give a number of seconds above 0")
+    log.configure(settings.log_level)
     defaults = Limits()
     limits = Limits(launch_s=launch_deadline or defaults.launch_s, create_s=launch_deadline or defaults.create_s)
     directory = run_dir or settings.run_dir_in(Path.cwd())
@@ -101,6 +106,8 @@ def _examine_here(asked: _Request) -> tuple[list[Check], Sequence[str]]:
         raise BadInput("the local launcher has no containers: leave --image out, or use --launcher srun in a job")
     if asked.nodes:
         raise BadInput("the local launcher knows this machine only: leave --node out, or use --launcher srun in a job")
+    if asked.het_group is not None:
+        raise BadInput("--het-group needs a Slurm job: leave it out, or use --launcher srun in a job")
     launcher = LocalLauncher(environ=asked.settings.environ)
     checks = [*without_slurm(), *_on_this_side(asked, local=True)]
     return [*checks, *_on_nodes(asked, launcher, None, [None])], ()

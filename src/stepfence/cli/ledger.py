@@ -5,39 +5,52 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from stepfence.errors import LedgerError
+from stepfence.cli.values import path
+from stepfence.errors import BadInput, LedgerError
 from stepfence.ledger import Ledger, Summary
+from stepfence.ledger.reader import find_sources
 
-app = typer.Typer(no_args_is_help=True, help="Read the ledgers of a run.")
-
-_EXAMPLE = "Example:  stepfence ledger summary run/ledger --json"
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 
 @app.callback()
 def group() -> None:
-    """Read the ledgers of a run."""
+    """Read the ledgers of a run.
+
+    Example: stepfence ledger summary run/ledger
+    """
 
 
-@app.command(epilog=_EXAMPLE)
+@app.command()
 def summary(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="A file, several, or a ledger directory.", show_default=False),
+        typer.Argument(parser=path, metavar="PATH", help="A file, several, or a ledger directory."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """Print how many operations ran, how many needed a retry, and the quality of the run."""
-    for path in paths:
-        if not path.exists():
-            _refuse(f"no ledger at {path}: give a .jsonl file or a ledger directory")
+    """Print what a run's ledgers add up to.
+
+    How many operations ran, how many needed a retry or were lost, on which nodes and for which causes, and the run's
+    quality. Exit status: 2 where there is no ledger to read.
+
+    Example: stepfence ledger summary run/ledger --json
+    """
     try:
+        for one in paths:
+            _check(one)
         result = Ledger.from_jsonl(*paths).summary()
     except LedgerError as error:
-        _refuse(str(error))
+        raise BadInput(str(error)) from error
+    if result.operations == 0 and result.unreadable_lines:
+        named = ", ".join(map(str, paths))
+        raise BadInput(
+            f"{named}: no ledger, {result.unreadable_lines} lines cannot be read: give its file or directory"
+        )
     if as_json:
         typer.echo(json.dumps(result.as_dict()))
     elif sys.stdout.isatty():
@@ -46,9 +59,15 @@ def summary(
         typer.echo(_as_text(result))
 
 
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"stepfence ledger: {message}", err=True)
-    raise typer.Exit(2)
+def _check(path: Path) -> None:
+    """Refuse what is there and is no ledger: it would add up to nothing, as an empty ledger does."""
+    if find_sources([path]):
+        return
+    if not path.is_dir():
+        raise BadInput(f"no ledger at {path}: give a .jsonl file or a ledger directory")
+    below = path / "ledger"
+    remedy = f"give {below}" if below.is_dir() else "give the file or directory that --ledger named, or RUN_DIR/ledger"
+    raise BadInput(f"no ledger files in {path} (they are called *.jsonl): {remedy}")
 
 
 def _rows(result: Summary) -> list[tuple[str, str]]:

@@ -7,10 +7,13 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from stepfence import __version__
+from stepfence.cli.values import BadValue
 
 _COMMANDS = {
     "run": "stepfence.cli.run",
@@ -47,7 +50,6 @@ class _LazyGroup(TyperGroup):
             return None
         if cmd_name not in sys.argv[1:2]:
             return TyperCommand(cmd_name, help=_SUMMARIES[cmd_name])
-        importlib.import_module("stepfence.cli.log").configure()
         return typer.main.get_command(importlib.import_module(_COMMANDS[cmd_name]).app)
 
 
@@ -61,8 +63,18 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"stepfence {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _top() -> None:
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Leave everything to the commands."""
 
 
@@ -122,8 +134,10 @@ def _explain(error: Exception) -> int:
         said = str(message()).strip()
         if not said or "\n" in said:  # the help that a bare `stepfence` prints
             print(said)
+        elif isinstance(error, BadValue):
+            print(f"stepfence: {said}", file=sys.stderr)
         else:
-            print(f"{where}: {said} See {where} --help.", file=sys.stderr)
+            print(f"{where}: {said.rstrip('.')}. See {where} --help.", file=sys.stderr)
         return 2
     if isinstance(error, BadInput):
         print(f"stepfence: {error}", file=sys.stderr)

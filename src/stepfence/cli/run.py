@@ -10,9 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from stepfence.cli.main import Stopped
+from stepfence.cli.values import (
+    LAUNCHER,
+    LAUNCHERS,
+    attempts,
+    choice,
+    mebibytes,
+    natural,
+    path,
+    positive,
+    seconds,
+    text,
+    wait,
+)
+from stepfence.settings import LOG_LEVELS
 
 if TYPE_CHECKING:
-    from stepfence import StepNotLaunched, StepResult, StepRunner
+    from stepfence import RetryPolicy, StepNotLaunched, StepResult, StepRunner
     from stepfence.settings import Settings
 
 NEVER_RAN = 75
@@ -25,76 +39,107 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARG]...", help="What to run.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run.")],
     image: Annotated[
-        str | None, typer.Option(metavar="REF", help="Container image: a squashfs file or a registry reference.")
+        str | None,
+        typer.Option(parser=text, metavar="REF", help="Container image: a squashfs file or a registry reference."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Share one container a node among steps that give this name.")
+        str | None,
+        typer.Option(parser=text, metavar="NAME", help="Share one container a node among steps that give this name."),
     ] = None,
-    mount: Annotated[list[str], typer.Option(metavar="SRC:DST[:FLAGS]", help="Bind mount into the container.")] = [],
+    mount: Annotated[
+        list[str], typer.Option(parser=text, metavar="SRC:DST[:FLAGS]", help="Bind mount into the container.")
+    ] = [],
     workdir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The command's working directory; must exist.")
+        str | None, typer.Option(parser=text, metavar="DIR", help="The command's working directory; must exist.")
     ] = None,
     env: Annotated[
-        list[str], typer.Option(metavar="K[=V]", help="A variable for the command; K alone copies yours.")
+        list[str], typer.Option(parser=text, metavar="K[=V]", help="A variable for the command; K alone copies yours.")
     ] = [],
-    node: Annotated[str | None, typer.Option(help="The node to run on.")] = None,
+    node: Annotated[str | None, typer.Option(parser=text, metavar="NODE", help="The node to run on.")] = None,
     launcher: Annotated[
-        str, typer.Option(metavar="srun|local|auto", help="auto: srun inside a Slurm job, else local.")
+        str, typer.Option(parser=LAUNCHER, metavar=LAUNCHERS, help="auto: srun inside a Slurm job, else local.")
     ] = "auto",
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="On storage that every node sees [.stepfence/JOBID].")
+        Path | None,
+        typer.Option(parser=path, metavar="DIR", help="On storage that every node sees [.stepfence/JOBID]."),
     ] = None,
-    timeout: Annotated[float | None, typer.Option(metavar="S", help="Limit for the command alone.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(parser=seconds, metavar="S", help="Limit for the command alone.")
+    ] = None,
     launch_deadline: Annotated[
-        float | None, typer.Option(metavar="S", help="Limit until the command starts [60; 3600 with --image].")
+        float | None,
+        typer.Option(parser=seconds, metavar="S", help="Limit until the command starts [60; 3600 with --image]."),
     ] = None,
-    retries: Annotated[int | None, typer.Option(metavar="N", help="Attempts in all; 1 disables retrying [3].")] = None,
-    retry_wait: Annotated[float | None, typer.Option(metavar="S", help="The first wait before a retry.")] = None,
-    nodes: Annotated[int, typer.Option(metavar="N", help="As srun's.")] = 1,
-    ntasks: Annotated[int | None, typer.Option(metavar="N", help="As srun's [one a node].")] = None,
-    cpus_per_task: Annotated[int | None, typer.Option(metavar="N", help="As srun's.")] = None,
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="As srun's.")] = None,
-    mem: Annotated[int | None, typer.Option(metavar="MIB", help="As srun's, in MiB.")] = None,
-    mpi: Annotated[str | None, typer.Option(metavar="KIND", help="As srun's.")] = None,
-    srun_opt: Annotated[list[str], typer.Option(metavar="OPT", help="A further option for srun, as one word.")] = [],
-    het_group: Annotated[int | None, typer.Option(metavar="N", help="The component of a heterogeneous job.")] = None,
+    retries: Annotated[
+        int | None, typer.Option(parser=attempts, metavar="N", help="Attempts in all; 1 disables retrying [3].")
+    ] = None,
+    retry_wait: Annotated[
+        float | None, typer.Option(parser=wait, metavar="S", help="The first wait before a retry.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="As srun's.")] = 1,
+    ntasks: Annotated[int | None, typer.Option(parser=positive, metavar="N", help="As srun's [one a node].")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(parser=positive, metavar="N", help="As srun's.")] = None,
+    gpus: Annotated[int | None, typer.Option(parser=natural, metavar="N", help="As srun's.")] = None,
+    mem: Annotated[int | None, typer.Option(parser=mebibytes, metavar="MIB", help="As srun's, in MiB.")] = None,
+    mpi: Annotated[str | None, typer.Option(parser=text, metavar="KIND", help="As srun's.")] = None,
+    srun_opt: Annotated[
+        list[str], typer.Option(parser=text, metavar="OPT", help="A further option for srun, as one word.")
+    ] = [],
+    het_group: Annotated[
+        int | None, typer.Option(parser=natural, metavar="N", help="The component of a heterogeneous job.")
+    ] = None,
     stdin: Annotated[
         bool, typer.Option("--stdin", help="Forward stdin; without it the command reads /dev/null.")
     ] = False,
     isolation: Annotated[
-        str | None, typer.Option(metavar="auto|require|none", help="How the command is kept from its fence.")
+        str | None,
+        typer.Option(
+            parser=choice("auto", "require", "none"),
+            metavar="auto|require|none",
+            help="How the command is kept from its fence.",
+        ),
     ] = None,
     readonly: Annotated[
         bool, typer.Option("--readonly", help="The container's root file system cannot be written.")
     ] = False,
-    remap_root: Annotated[bool, typer.Option(help="Appear as root inside the container.")] = True,
-    target: Annotated[
-        str | None, typer.Option(help="The operation's name: attempts left under it are revoked first.")
+    remap_root: Annotated[
+        bool | None, typer.Option("--remap-root/--no-remap-root", help="Appear as root inside the container [yes].")
     ] = None,
-    ledger: Annotated[Path | None, typer.Option(metavar="PATH", help="File or directory [RUN_DIR/ledger/].")] = None,
-    result: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what became of it as JSON.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            parser=text, metavar="NAME", help="The operation's name: attempts left under it are revoked first."
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(parser=path, metavar="PATH", help="File or directory [RUN_DIR/ledger/].")
+    ] = None,
+    result: Annotated[
+        Path | None, typer.Option(parser=path, metavar="FILE", help="Write what became of it as JSON.")
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(parser=choice(*LOG_LEVELS), metavar="|".join(LOG_LEVELS), help="What is logged on stderr [off]."),
+    ] = None,
 ) -> None:
     """Run COMMAND in one fenced Slurm step, and again only where it provably never ran.
 
-    Its stdout and stderr come out byte for byte. Exit status: the command's own; 124 when its time limit fired; 75 when
-    it provably never ran; 70 when it may have run. Only --result tells a command's own 70, 75 or 124 from these.
+    Its stdout and stderr come out byte for byte; where it did not run, one line on stderr says why. Exit status: the
+    command's own; 124 when its time limit fired; 75 when it provably never ran; 70 when it may have run. Only --result
+    tells a command's own 70, 75 or 124 from these.
 
     Example: stepfence run --image app.sqsh --timeout 300 -- sh -c 'make && make test'
     """
     from stepfence import BadInput, Container, Isolation, Ledger, RunnerError, Step, StepNotLaunched
+    from stepfence.cli import log
     from stepfence.cli.result_file import ResultFile
     from stepfence.cluster.mounts import parse_mount
     from stepfence.settings import Settings
 
     settings = Settings.from_env()
-    if launcher not in ("srun", "local", "auto"):
-        raise BadInput(f"--launcher {launcher!r}: choose srun, local or auto")
-    if isolation is not None and isolation not in list(Isolation):
-        raise BadInput(f"--isolation {isolation!r}: choose auto, require or none")
-    if (mount or name) and image is None and name is None:
-        raise BadInput("--mount needs a container: give --image or --name")
+    log.configure(log_level or settings.log_level)
     container = None
     if image is not None or name is not None:
         container = Container(
@@ -102,8 +147,11 @@ def run(
             name=name,
             mounts=tuple(parse_mount(spec) for spec in mount),
             writable=not readonly,
-            remap_root=remap_root,
+            remap_root=remap_root is not False,
         )
+    elif mount or readonly or remap_root is not None:
+        option = "--mount" if mount else "--readonly" if readonly else f"--{'' if remap_root else 'no-'}remap-root"
+        raise BadInput(f"{option} needs a container: give --image or --name as well")
     writers = _Writer(sys.stdout.buffer), _Writer(sys.stderr.buffer)
     step = Step(
         command=command,
@@ -153,6 +201,8 @@ def run(
         file.write(outcome)
     except OSError as error:
         print(f"stepfence: --result {str(result)!r} could not be written: {error.strerror}", file=sys.stderr)
+    if book.unwritten:
+        print(f"stepfence: ledger {book.path} could not be written, the record of this run is lost", file=sys.stderr)
     for writer in writers:
         if writer.failure is not None:
             raise writer.failure
@@ -192,26 +242,22 @@ def _variables(specs: list[str], settings: Settings) -> dict[str, str]:
     return variables
 
 
-def _policy(settings: Settings, retries: int | None, wait_s: float | None) -> Any:
-    from stepfence import BadInput, RetryPolicy
+def _policy(settings: Settings, retries: int | None, wait_s: float | None) -> RetryPolicy:
+    from stepfence import RetryPolicy
 
-    attempts = settings.max_attempts if retries is None else retries
-    if attempts < 1:
-        raise BadInput(f"--retries {attempts}: it is the number of attempts in all, at least 1")
+    given = retries or settings.max_attempts
     wait_s = settings.retry_wait_s if wait_s is None else wait_s
-    if wait_s is None:
-        return RetryPolicy(max_attempts=attempts)
-    if wait_s < 0:
-        raise BadInput(f"--retry-wait {wait_s}: give seconds, 0 or more")
-    return RetryPolicy(max_attempts=attempts, wait_initial_s=wait_s)
+    return RetryPolicy(given) if wait_s is None else RetryPolicy(given, wait_initial_s=wait_s)
 
 
 def _runner(
     launcher: str, settings: Settings, directory: Path, book: Any, policy: Any, het_group: int | None
 ) -> StepRunner:
-    from stepfence import Allocation, StepRunner
+    from stepfence import Allocation, BadInput, StepRunner
 
     if launcher == "local" or (launcher == "auto" and settings.job is None):
+        if het_group is not None:
+            raise BadInput("--het-group needs a Slurm job: leave it out with the local launcher")
         return StepRunner.local(run_dir=directory, ledger=book, retry=policy, settings=settings)
     allocation = Allocation.from_env(settings, het_component=het_group)
     return StepRunner(allocation, run_dir=directory, ledger=book, retry=policy, settings=settings)

@@ -56,6 +56,9 @@ class Ledger:
         directory: whether ``path`` is a directory; None: it is if it exists as one or ends in a slash.
         secrets: values blanked in every ``detail`` and ``cause``, besides what `redact` knows by its shape.
         clock: gives UTC epoch seconds.
+
+    Raises:
+        BadInput: no file can have the path.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Ledger:
         secrets: Collection[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else _path(path)
         self.run = run
         self._secrets = secrets
         self._clock = clock
@@ -85,9 +88,12 @@ class Ledger:
         """Return a ledger to read: files, ledger directories, or several of them as one.
 
         A path that does not exist adds nothing: a run that wrote no ledger is ``EMPTY``, not an error.
+
+        Raises:
+            BadInput: no file can have one of the paths.
         """
         ledger = cls()
-        ledger._sources = tuple(Path(path) for path in paths)
+        ledger._sources = tuple(map(_path, paths))
         ledger._read_only = True
         return ledger
 
@@ -154,6 +160,12 @@ class Ledger:
         tally.add_all(scan(waiting))
         return tally.summary(held)
 
+    @property
+    def unwritten(self) -> int:
+        """How many records could not be written: they are in memory alone, or were given up."""
+        with self._lock:
+            return len(self._writer.waiting) + self._writer.dropped_writes if self._writer else 0
+
     def run_quality(self) -> RunQuality:
         """Return `Summary.run_quality`."""
         return self.summary().run_quality
@@ -217,6 +229,13 @@ def _watch_forks(ledger: Ledger) -> None:
 def _after_fork_in_child() -> None:
     for ledger in list(_ledgers):
         ledger._after_fork_in_child()
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise BadInput(f"ledger path {path!r} is none: give the path of a file or a directory")
+    return Path(name)
 
 
 def _names_directory(path: str | os.PathLike[str] | None) -> bool:

@@ -54,10 +54,10 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A ledger file, read up to the ``size_bytes`` it has now; None reads a pipe to its end."""
+    """A ledger file, read up to the ``size_bytes`` it has now."""
 
     path: Path
-    size_bytes: int | None
+    size_bytes: int
 
 
 def find_sources(paths: Iterable[Path]) -> list[Source]:
@@ -66,13 +66,12 @@ def find_sources(paths: Iterable[Path]) -> list[Source]:
     A file named twice is returned once, a missing one not at all.
 
     Raises:
-        LedgerError: a path cannot be looked at.
+        LedgerError: a path cannot be looked at, or is a pipe or a device, whose reading might never end.
     """
     found: dict[tuple[int, int], Source] = {}
     for path in paths:
         try:
-            candidates = _in_directory(path) if path.is_dir() else [path]
-            for candidate in candidates:
+            for candidate in _in_directory(path) if path.is_dir() else [path]:
                 _add_source(candidate, found)
         except OSError as error:
             raise LedgerError(f"ledger {path} cannot be read: {error.strerror or error}") from error
@@ -217,7 +216,9 @@ def _after_blanks(text: str, position: int) -> int:
 
 
 def _in_directory(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.suffix == ".jsonl" and not entry.name.startswith("."))
+    """Return a ledger directory's files; what else is in it is no ledger."""
+    named = (entry for entry in path.iterdir() if entry.suffix == ".jsonl" and not entry.name.startswith("."))
+    return sorted(entry for entry in named if entry.is_file())
 
 
 def _add_source(path: Path, found: dict[tuple[int, int], Source]) -> None:
@@ -225,11 +226,9 @@ def _add_source(path: Path, found: dict[tuple[int, int], Source]) -> None:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return
-    if stat.S_ISREG(status.st_mode):
-        found.setdefault((status.st_dev, status.st_ino), Source(path, status.st_size))
-    elif stat.S_ISFIFO(status.st_mode):
-        found.setdefault((status.st_dev, status.st_ino), Source(path, None))
-    # Anything else has no end (/dev/zero) or no bytes.
+    if not stat.S_ISREG(status.st_mode):
+        raise LedgerError(f"ledger {path} is not a regular file: copy what it gives to one, and name that")
+    found.setdefault((status.st_dev, status.st_ino), Source(path, status.st_size))
 
 
 def _read_open(descriptor: int, source: Source) -> Iterator[LedgerRecord | Unreadable]:
@@ -242,17 +241,16 @@ def _read_open(descriptor: int, source: Source) -> Iterator[LedgerRecord | Unrea
         yield Unreadable(Defect.FILE, f"{source.path}: {error.strerror or error}")
 
 
-def _chunks(descriptor: int, size_bytes: int | None, failures: list[OSError]) -> Iterator[bytes]:
+def _chunks(descriptor: int, size_bytes: int, failures: list[OSError]) -> Iterator[bytes]:
     """Yield the file's bytes; a read that fails ends them and is noted, so that what was read still counts."""
     left = size_bytes
-    while left is None or left > 0:
+    while left > 0:
         try:
-            chunk = os.read(descriptor, CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
+            chunk = os.read(descriptor, min(CHUNK_BYTES, left))
         except OSError as error:
             failures.append(error)
             return
         if not chunk:
             return
-        if left is not None:
-            left -= len(chunk)
+        left -= len(chunk)
         yield chunk
