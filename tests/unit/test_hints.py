@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfence.cli.run import run
+from stepfence.launch.environment import is_allowed
 from stepfence.step.hint_rules import REFUSALS, RULES
 from stepfence.step.hints import Hint, hint_for
 
@@ -73,10 +76,28 @@ def test_the_same_errno_text_has_two_causes() -> None:
     assert "ENROOT_DATA_PATH" in hint_of("no-space-import").text
 
 
-def test_a_refused_layout_names_the_inherited_variables() -> None:
-    hint = hint_of("cpu-layout-refused", binding_variables=("SLURM_CPU_BIND", "SLURM_NTASKS"))
-    assert "SLURM_CPU_BIND, SLURM_NTASKS" in hint.text
-    assert "No inherited variable binds CPUs" in hint_of("cpu-layout-refused").text
+def test_a_refused_layout_names_variables_of_the_job_as_what_srun_was_not_given() -> None:
+    text = hint_of("cpu-layout-refused", binding_variables=("SLURM_CPU_BIND", "SLURM_NTASKS")).text
+    assert "was laid out is in SLURM_CPU_BIND, SLURM_NTASKS: compare (srun is not given them). Give" in text
+    alone = hint_of("cpu-layout-refused").text
+    assert "SLURM_" not in alone and "variable" not in alone
+
+
+TEXTS = [*(rule.text for rule in RULES), *(text for text, _ in REFUSALS.values())]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_variable_in_a_hint_is_one_that_srun_is_given_or_stepfence_reads(text: str) -> None:
+    named = set(re.findall(r"\b[A-Z]+_[A-Z_]+[A-Z]\b", text)) - {"SLURM_JOB_NODELIST"}  # for `scontrol`, by the reader
+    assert all(is_allowed(name) or name.startswith("STEPFENCE_") or name == "LD_LIBRARY_PATH" for name in named)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_hint_names_nothing_that_is_not_there(text: str) -> None:
+    options = set(re.findall(r"--[a-z][a-z-]+", text))
+    ours = {"--no-remap-root", *(f"--{name.replace('_', '-')}" for name in inspect.signature(run).parameters)}
+    slurms = {"--help", "--exclude", "--overlap", "--cpu-bind", "--no-container-entrypoint", "--time"}
+    assert "session" not in text and options <= ours | slurms
 
 
 def test_a_refused_registry_names_the_form_that_works() -> None:

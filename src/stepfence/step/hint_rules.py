@@ -84,7 +84,7 @@ REFUSALS: Mapping[str, tuple[str, bool]] = {
     ),
     "no-isolation": (
         "Isolation was required and {node} allows none: unshare or its namespaces are missing there. Ask for less with "
-        "isolation AUTO, or use an image with util-linux and --container-remap-root.",
+        "--isolation auto, or use an image with util-linux, without --no-remap-root.",
         False,
     ),
     "record-failed": (
@@ -175,14 +175,13 @@ RULES: tuple[Rule, ...] = (
         "credential-expired",
         r"Job credential expired|Invalid job credential|Job credential revoked",
         "The step's credential was too old when {node} got it: the controller hands out steps too slowly for this many "
-        "at once, or clocks differ. Start fewer steps per second, or use a session.",
+        "at once, or clocks differ. Start fewer steps per second.",
     ),
     _transient(
         "step-pending",
         r"Cancelled pending job step",
         "Slurm had not created the step when it was given up: the job's resources were held by other steps, or its "
-        "step "
-        "manager did not answer. Run fewer steps at once, or use --overlap.",
+        "step manager did not answer. Run fewer steps at once; steps that are not stepfence's hold less with --overlap.",
     ),
     # The job is over, or not yet there.
     _permanent(
@@ -213,7 +212,7 @@ RULES: tuple[Rule, ...] = (
         "cpu-layout",
         r"Unable to layout tasks on given cpus|Unable to satisfy cpu bind request"
         r"|CPU binding outside of job step allocation|More processors requested than permitted",
-        "The step asked for CPUs in a layout its allocation does not have. {binding} "
+        "The step asked for CPUs in a layout its allocation does not have. {binding}"
         "Give --cpus-per-task or --srun-opt=--cpu-bind=none, or allocate the job differently.",
     ),
     _transient(
@@ -363,7 +362,7 @@ RULES: tuple[Rule, ...] = (
     _transient(
         "container-not-running",
         r"\"exec\" flag was passed to --container-name but the container is not running",
-        "The container is not running on {node}: the step that kept it has ended. Start its session again.",
+        "The container is not running on {node}: the step that kept it has ended. Give --name without a flag.",
     ),
     _transient(
         "container-leftover",
@@ -470,7 +469,8 @@ RULES: tuple[Rule, ...] = (
     _transient(
         "busy",
         r"Requested nodes are busy|step creation (?:temporarily disabled|still disabled)|Job step has been suspended",
-        "The job's nodes are held by its other steps. Let fewer run at once, or use --overlap (the default here).",
+        "The job's nodes are held by its other steps. Let fewer run at once; steps that are not stepfence's hold less with "
+        "--overlap.",
     ),
     _transient(
         "step-cancelled",

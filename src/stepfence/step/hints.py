@@ -81,6 +81,7 @@ def hint_for(
         image: the image asked for, or None for the bare node.
         node: where the step was to run, or "": then the words may tell.
         binding_variables: the caller's variables that lay out or bind tasks (`launch.environment.binding_variables`).
+            srun is given none of them: they only tell how the job was laid out.
         refusal: the step script's reason for not running the command, or "".
         slurm_conf: the value of SLURM_CONF that srun was given, or "".
         architectures: the image's and the node's, where both are known.
@@ -141,9 +142,10 @@ def _words(
         "image": f"image {image}" if image else "the image",
         "node": node or "the node",
         "binding": (
-            f"Inherited variables that bind tasks: {', '.join(binding)} (the job's options; srun is not given them)."
+            f"How the job, or a step around this one, was laid out is in {', '.join(binding)}: compare (srun is not given "
+            "them). "
             if binding
-            else "No inherited variable binds CPUs."
+            else ""
         ),
         "conf": f"SLURM_CONF is {conf}" if conf else "SLURM_CONF is not set",
         "architectures": (
