@@ -143,6 +143,11 @@ def test_a_spool_directory_keeps_all(runner: StepRunner, tmp_path: Path) -> None
     assert result.stdout_dropped == 299_990
 
 
+def test_the_gap_in_what_is_kept_is_after_half_of_it(runner: StepRunner) -> None:
+    result = runner.run(Step(["printf", "aaabbbbbbcc"], keep_bytes=5))
+    assert (result.stdout, result.stdout_dropped, result.output_complete) == (b"aaacc", 6, False)
+
+
 def test_callbacks_get_each_piece_as_it_comes(runner: StepRunner) -> None:
     out: list[bytes] = []
     err: list[bytes] = []

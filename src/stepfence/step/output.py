@@ -10,7 +10,7 @@ class HeadTail:
     """Keep the first and the last bytes of a stream, and count what fell out between.
 
     Args:
-        limit: bytes kept in all, half of them at each end; 0 keeps nothing.
+        limit: bytes kept in all, half of them at each end, the odd one at the head; 0 keeps nothing.
     """
 
     def __init__(self, limit: int) -> None:
@@ -34,18 +34,13 @@ class HeadTail:
 
     @property
     def data(self) -> bytes:
-        """What was kept; nothing marks the gap: see `dropped`."""
+        """What was kept; nothing marks the gap, which is after half of the limit: see `dropped`."""
         return bytes(self._head) + bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
 
     @property
     def dropped(self) -> int:
         """How many bytes between head and tail were let go."""
         return self._total - len(self._head) - min(len(self._tail), self._tail_limit)
-
-    @property
-    def head_bytes(self) -> int:
-        """Where in `data` the gap is."""
-        return len(self._head)
 
 
 class Sink:

@@ -18,7 +18,8 @@ class StepResult:
         stdout, stderr: its output, byte for byte. Of many tasks: one after the other, by number.
         timed_out: its time limit fired.
         output_complete: all of the output is here; False where a stream was lost or more came than is kept.
-        stdout_dropped, stderr_dropped: bytes let go in the middle of each stream.
+        stdout_dropped, stderr_dropped: bytes let go in the middle of each stream: the gap is after the first
+            ``keep_bytes - keep_bytes // 2`` bytes of what is here (`Step.keep_bytes`).
         node, step_id: where it ran; "" where the step did not say.
         attempts: how many attempts it took.
         launch_s: seconds until the start sentinel.
