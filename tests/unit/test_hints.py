@@ -96,7 +96,7 @@ def test_a_variable_in_a_hint_is_one_that_srun_is_given_or_stepfence_reads(text:
 def test_a_hint_names_nothing_that_is_not_there(text: str) -> None:
     options = set(re.findall(r"--[a-z][a-z-]+", text))
     ours = {"--no-remap-root", *(f"--{name.replace('_', '-')}" for name in inspect.signature(run).parameters)}
-    slurms = {"--help", "--exclude", "--overlap", "--cpu-bind", "--no-container-entrypoint", "--time"}
+    slurms = {"--help", "--exclude", "--cpu-bind", "--no-container-entrypoint", "--time"}
     assert "session" not in text and options <= ours | slurms
 
 

@@ -181,7 +181,7 @@ RULES: tuple[Rule, ...] = (
         "step-pending",
         r"Cancelled pending job step",
         "Slurm had not created the step when it was given up: the job's resources were held by other steps, or its "
-        "step manager did not answer. Run fewer steps at once; steps that are not stepfence's hold less with --overlap.",
+        "step manager did not answer. Run fewer steps at once.",
     ),
     # The job is over, or not yet there.
     _permanent(
@@ -469,8 +469,7 @@ RULES: tuple[Rule, ...] = (
     _transient(
         "busy",
         r"Requested nodes are busy|step creation (?:temporarily disabled|still disabled)|Job step has been suspended",
-        "The job's nodes are held by its other steps. Let fewer run at once; steps that are not stepfence's hold less with "
-        "--overlap.",
+        "The job's nodes are held by its other steps. Let fewer run at once.",
     ),
     _transient(
         "step-cancelled",

@@ -142,8 +142,8 @@ def _words(
         "image": f"image {image}" if image else "the image",
         "node": node or "the node",
         "binding": (
-            f"How the job, or a step around this one, was laid out is in {', '.join(binding)}: compare (srun is not given "
-            "them). "
+            f"How the job, or a step around this one, was laid out is in {', '.join(binding)}: compare (srun is not "
+            "given them). "
             if binding
             else ""
         ),
