@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+import stepfence.doctor
+from stepfence.cli.doctor import app
 from stepfence.cluster.allocation import Allocation
 from stepfence.cluster.command import Answer
 from stepfence.cluster.slurm import Slurm
@@ -40,7 +45,7 @@ from stepfence.doctor.slurm import (
 )
 from stepfence.doctor.steps import Missed
 from stepfence.doctor.storage import Duel, judge_clock, judge_duels, judge_file_system, judge_rename, mounted
-from stepfence.doctor.surroundings import judge_environment, judge_retries, judge_run_dir
+from stepfence.doctor.surroundings import judge_environment, judge_retries, judge_run_dir, remedy_for
 from stepfence.errors import RunnerError, StepNotLaunched
 from stepfence.model import Evidence
 from stepfence.settings import Settings
@@ -451,6 +456,26 @@ def test_two_spellings_that_differ_are_told() -> None:
 def test_a_run_dir_says_where_its_name_comes_from(tmp_path: Path) -> None:
     assert "--run-dir" in judge_run_dir(tmp_path, origin="--run-dir").detail
     assert judge_run_dir(tmp_path / "gone", origin="x").status is Status.FAIL
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_dir_that_takes_no_file_fails_and_is_not_told_to_be_full() -> None:
+    check = judge_run_dir(Path("/proc"), origin="x")
+    assert check.status is Status.FAIL and "no file can be made there" in check.detail
+    assert check.remedy == "Have it made writable for you, or choose another --run-dir."
+    assert remedy_for(OSError(errno.ENOSPC, "")).startswith("Free space")
+
+
+def test_where_the_run_dir_takes_no_file_no_node_is_examined_and_one_check_fails() -> None:
+    result = CliRunner().invoke(app, ["--launcher", "local", "--run-dir", "/proc", "--json"])
+    checks = {check["name"]: check["status"] for check in json.loads(result.stdout)["checks"]}
+    assert (result.exit_code, [name for name in checks if checks[name] == "fail"]) == (1, ["run-dir"])
+    assert checks["step"] == "skipped"
+
+
+@pytest.mark.parametrize("path", sorted(Path(stepfence.doctor.__file__).parent.iterdir()), ids=lambda path: path.name)
+def test_no_text_names_what_stepfence_does_not_have(path: Path) -> None:
+    assert path.is_dir() or "session" not in path.read_text()
 
 
 # ---- telling ----------------------------------------------------------------------------------------------------

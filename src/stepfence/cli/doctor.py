@@ -109,15 +109,15 @@ def _examine_here(asked: _Request) -> tuple[list[Check], Sequence[str]]:
     if asked.het_group is not None:
         raise BadInput("--het-group needs a Slurm job: leave it out, or use --launcher srun in a job")
     launcher = LocalLauncher(environ=asked.settings.environ)
-    checks = [*without_slurm(), *_on_this_side(asked, local=True)]
-    return [*checks, *_on_nodes(asked, launcher, None, [None])], ()
+    side = _on_this_side(asked, local=True)
+    return [*without_slurm(), *side, *_on_nodes(asked, launcher, None, [None], side=side)], ()
 
 
 def _examine_job(asked: _Request) -> tuple[list[Check], Sequence[str]]:
     from stepfence import Allocation, AllocationError, BadInput
     from stepfence.cluster.image import normalise
     from stepfence.cluster.slurm import Slurm
-    from stepfence.doctor.check import fail, skipped
+    from stepfence.doctor.check import fail
     from stepfence.doctor.slurm import slurm_checks
     from stepfence.launch.srun import SrunLauncher
 
@@ -137,11 +137,18 @@ def _examine_job(asked: _Request) -> tuple[list[Check], Sequence[str]]:
     launcher = SrunLauncher(allocation, environ=settings.environ, slurm=slurm, also=settings.srun_env)
     nodes = list(dict.fromkeys(asked.nodes or allocation.nodes))
     checks, launches = slurm_checks(slurm, allocation, now=time.time())
-    checks += _on_this_side(asked, local=False)
+    side = _on_this_side(asked, local=False)
+    checks += side
     if not launches or not nodes:
         why = "no step can be launched" if not launches else "the nodes of the job are not known"
-        return [*checks, skipped("step", f"{why}: no node was examined", "See what failed above.")], nodes
-    return [*checks, *_on_nodes(asked, launcher, allocation, nodes)], nodes
+        return [*checks, _not_examined(why)], nodes
+    return [*checks, *_on_nodes(asked, launcher, allocation, nodes, side=side)], nodes
+
+
+def _not_examined(why: str) -> Check:
+    from stepfence.doctor.check import skipped
+
+    return skipped("step", f"{why}: no node was examined", "See what failed above.")
 
 
 def _on_this_side(asked: _Request, *, local: bool) -> list[Check]:
@@ -162,14 +169,22 @@ def _on_this_side(asked: _Request, *, local: bool) -> list[Check]:
 
 
 def _on_nodes(
-    asked: _Request, launcher: Launcher, allocation: Allocation | None, nodes: Sequence[str | None]
+    asked: _Request,
+    launcher: Launcher,
+    allocation: Allocation | None,
+    nodes: Sequence[str | None],
+    *,
+    side: Sequence[Check],
 ) -> list[Check]:
     from stepfence import RetryPolicy, StepRunner
     from stepfence.breaker import LaunchBreaker
     from stepfence.doctor.check import fail
     from stepfence.doctor.examination import Examination, own_directory
     from stepfence.doctor.steps import TrackedLauncher
+    from stepfence.doctor.surroundings import remedy_for
 
+    if any(check.status == "fail" for check in side):
+        return [_not_examined("the run directory takes no file")]
     tracked = TrackedLauncher(launcher)
     try:
         with own_directory(asked.directory.resolve()) as directory:
@@ -193,7 +208,7 @@ def _on_nodes(
                     limits=asked.limits,
                 ).run()
     except OSError as error:
-        return [fail("run-dir", f"{asked.directory}: {error}", "Free space there, or choose another --run-dir.")]
+        return [fail("run-dir", f"{asked.directory}: {error}", remedy_for(error))]
 
 
 @contextlib.contextmanager

@@ -90,8 +90,7 @@ def judge_rate_limit(parameters: str) -> Check:
     return warn(
         "rate-limit",
         f"slurmctld refills {rate:g} requests a second and user ({bucket:g} at most): about {steps:.2g} steps a second",
-        f"Launch no more than {steps:.2g} steps a second, squeue and others of yours included; many commands in one "
-        "session cost one step.",
+        f"Launch no more than {steps:.2g} steps a second, squeue and others of yours included.",
     )
 
 
@@ -101,7 +100,7 @@ def judge_step_limits(config: Mapping[str, str]) -> Check:
     tracking = config.get("ProctrackType", "")
     told = f"a job may have {most or 'an unknown number of'} steps; {tracking or 'unknown process tracking'}"
     if most.isdecimal() and int(most) < FEW_STEPS:
-        return warn("slurm-steps", told, "Run many commands in one session: it is one step.")
+        return warn("slurm-steps", told, "Run no more commands than that in one job, or several in one step's script.")
     if tracking and not tracking.endswith("cgroup"):
         return warn(
             "slurm-steps",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 
 from stepfence.doctor.check import Check, fail, ok, warn
@@ -37,6 +39,13 @@ def judge_retries(settings: Settings) -> Check:
     return ok("retries", told)
 
 
+def remedy_for(error: OSError) -> str:
+    """Tell what to do about a run directory that takes no file."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free space there, or choose another --run-dir."
+    return "Have it made writable for you, or choose another --run-dir."
+
+
 def judge_run_dir(run_dir: Path, *, origin: str) -> Check:
     """Judge the run directory as it is seen here.
 
@@ -45,11 +54,13 @@ def judge_run_dir(run_dir: Path, *, origin: str) -> Check:
         origin: where its name comes from.
     """
     told = f"{run_dir} ({origin})"
-    remedy = "Free space there, or choose another --run-dir."
     try:
         found = os.statvfs(run_dir)
+        with tempfile.TemporaryFile(dir=run_dir):
+            pass
     except OSError as error:
-        return fail("run-dir", f"{told}: {error.strerror}", remedy)
+        return fail("run-dir", f"{told}: no file can be made there: {error.strerror}", remedy_for(error))
+    remedy = "Free space there, or choose another --run-dir."
     free = found.f_bavail * found.f_frsize
     if found.f_files and not found.f_favail:
         return fail("run-dir", f"{told}: no file can be made, the file system has no inodes left", remedy)
