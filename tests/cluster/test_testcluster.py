@@ -92,6 +92,11 @@ def eventually(question: Callable[[], object], *, within_s: float = 10.0) -> boo
     return False
 
 
+def ends_once_there_is(path: Path) -> list[str]:
+    """Return a command that runs until a file is made."""
+    return ["sh", "-c", 'until [ -e "$1" ]; do sleep 0.1; done', "sh", str(path)]
+
+
 @pytest.fixture
 def make_directory() -> Iterator[Callable[[], Path]]:
     """Directories that an ordinary user can reach, which pytest's own are not."""
@@ -227,6 +232,31 @@ def test_two_clusters_live_side_by_side(make_directory: Callable[[], Path]) -> N
     assert sorted(run("srun", "-N2", "hostname", env=two).stdout.split()) == ["node1", "node2"]
 
 
+def test_a_machine_that_does_not_know_its_own_name_will_do(make_directory: Callable[[], Path]) -> None:
+    directory = make_directory()
+    script = 'hostname nobody-knows && eval "$("$@")" && srun -N1 sh -c "echo up; sleep 300"'
+    words = [
+        "unshare",
+        "--uts",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        HERE / "up",
+        "--dir",
+        directory,
+        "--nodes",
+        "1",
+        "--no-pyxis",
+    ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as step:
+        assert step.stdout is not None and step.stdout.readline() == "up\n"
+        done = run("scancel", "1.0", env={**os.environ, "SLURM_CONF": str(directory / "etc/slurm.conf")})
+        assert done.returncode == 0, done.stderr
+    log = (directory / "log/slurmctld.log").read_text()
+    assert "addrinfo" not in log and "resolve" not in log
+
+
 def test_down_leaves_nothing_running(make_directory: Callable[[], Path]) -> None:
     directory = make_directory()
     environment = up(directory, "--nodes", "2", "--no-pyxis")
@@ -288,12 +318,13 @@ def test_the_ordinary_user_submits_jobs_and_has_a_home(cluster: Any, environment
     assert (home / "here").owner() == user
 
 
-def test_sixteen_overlapping_steps_run_at_once(environment: dict[str, str]) -> None:
-    script = "for i in $(seq 16); do srun --overlap -N1 -n1 sleep 2 & done; wait"
-    started = time.monotonic()
+def test_sixteen_overlapping_steps_run_at_once(environment: dict[str, str], tmp_path: Path) -> None:
+    # Each waits for all the others: fewer at once would wait for ever.
+    step = 'touch "$1/$2"; until [ "$(ls "$1" | wc -l)" = 16 ]; do sleep 0.1; done'
+    script = f"for i in $(seq 16); do srun --overlap -N1 -n1 sh -c '{step}' sh {tmp_path} $i & done; wait"
     done = run("salloc", "-N1", "sh", "-c", script, env=environment)
     assert done.returncode == 0, done.stderr
-    assert 2 <= time.monotonic() - started < 4, "one after the other they take 32 s"
+    assert len(list(tmp_path.iterdir())) == 16
 
 
 def test_each_node_has_its_own_processes_and_plugstack(cluster: Any, environment: dict[str, str]) -> None:
@@ -327,14 +358,14 @@ def test_a_delay_holds_up_launches_on_its_node_alone(
     cluster: Any, environment: dict[str, str], fault: str, launched_by: str
 ) -> None:
     node = cluster.node("node2")
-    node.set_fault(fault, 1.5)
+    node.set_fault(fault, 3)
     took_s = {}
     for name in ("node1", "node2"):
         started = time.monotonic()
         assert run("srun", "-w", name, "true", env=environment).returncode == 0
         took_s[name] = time.monotonic() - started
     node.clear_faults()
-    assert took_s["node1"] < 1.4 < took_s["node2"], launched_by
+    assert took_s["node1"] < 2.9 < took_s["node2"], launched_by
 
 
 def test_a_stopped_slurmd_launches_nothing_until_it_goes_on(cluster: Any, environment: dict[str, str]) -> None:
@@ -366,14 +397,17 @@ def test_a_slurmstepd_is_found_by_its_step(cluster: Any, environment: dict[str, 
     assert eventually(lambda: not stepd.alive)
 
 
-def test_a_whole_node_stops_and_goes_on(cluster: Any, environment: dict[str, str]) -> None:
+def test_a_whole_node_stops_and_goes_on(cluster: Any, environment: dict[str, str], tmp_path: Path) -> None:
     root = cluster.layout.root
-    step = subprocess.Popen(["srun", "-w", "node4", "sh", "-c", "sleep 1; hostname"], env=environment)
+    step = subprocess.Popen(["srun", "-w", "node4", *ends_once_there_is(tmp_path / "go")], env=environment)
     assert eventually(lambda: cluster.node("node4").stepds())
     assert ctl(root, "stop-node", "node4").returncode == 0
     assert eventually(lambda: {process.state for process in cluster.node("node4").processes()} == {"T"})
+    (tmp_path / "go").touch()
+    with pytest.raises(subprocess.TimeoutExpired):
+        step.wait(timeout=1)
     assert ctl(root, "cont-node", "node4").returncode == 0
-    assert step.wait(timeout=10) == 0
+    assert step.wait(timeout=30) == 0
 
 
 def test_a_killed_daemon_starts_again_and_another_process_with_its_number_is_left_alone(
@@ -408,12 +442,14 @@ def test_a_node_is_cut_off_and_healed(make_directory: Callable[[], Path]) -> Non
     assert sorted(run("srun", "-N2", "hostname", env=environment).stdout.split()) == ["node1", "node2"]
     slot = json.loads((directory / "cluster.json").read_text())["slot"]
     reach = ("ping", "-c1", "-W1", f"10.213.{slot}.2") if shutil.which("ping") else ()
-    step = subprocess.Popen(["srun", "-w", "node2", "sh", "-c", "sleep 1; echo whole"], env=environment)
+    go = directory / "go"
+    step = subprocess.Popen(["srun", "-w", "node2", *ends_once_there_is(go)], env=environment)
     assert eventually(lambda: ctl(directory, "stepds", "node2").stdout)
     assert ctl(directory, "cut", "node2").returncode == 0
     assert "cut off" in ctl(directory, "status").stdout
     if reach:
         assert run(*reach).returncode != 0
+    go.touch()
     with pytest.raises(subprocess.TimeoutExpired):
         step.wait(timeout=2.5)
     assert ctl(directory, "heal", "node2").returncode == 0

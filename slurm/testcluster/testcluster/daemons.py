@@ -160,7 +160,7 @@ class Daemon:
             case "munged":
                 return self._munged()
             case "slurmctld":
-                return [_program("slurmctld"), "-D", "-f", str(layout.slurm_conf)]
+                return [*self._knowing_hosts(), _program("slurmctld"), "-D", "-f", str(layout.slurm_conf)]
             case "slurmd":
                 return [_program("slurmd"), "-D", "-N", self._node_name, "-f", str(layout.slurm_conf)]
             case "slurmdbd":
@@ -169,6 +169,18 @@ class Daemon:
                 database = layout.database
                 files = [f"--socket={database}/socket", f"--pid-file={database}/pid"]
                 return [_program("mariadbd"), *self._database_options(), "--skip-networking", *files]
+
+    def _knowing_hosts(self) -> list[str]:
+        """Return what shows a process the nodes' /etc/hosts.
+
+        slurmctld 24.11 looks up the host that a step came from whenever it ends the step. Where the machine does not
+        know its own name, as in many a chroot, that stalls all of Slurm for 10 s.
+        """
+        if not Path("/etc/hosts").exists():
+            return []
+        script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        own_mounts = [_program("unshare"), "--mount", "--propagation", "slave"]
+        return [*own_mounts, "/bin/sh", "-c", script, str(self.site.layout.etc / "hosts")]
 
     def _database_options(self) -> list[str]:
         # Small, as it holds a few jobs; the lock time-out is what slurmdbd recommends.
@@ -220,9 +232,14 @@ class Daemon:
             raise ClusterError(f"mariadb-install-db: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
 
     def forget_jobs(self) -> None:
-        """Drop the accounting records of an earlier cluster (of mariadb, before slurmdbd starts)."""
+        """Drop the accounting records of an earlier cluster (of mariadb, before slurmdbd starts).
+
+        slurmdbd could make the database itself. But it asks for it first, on a connection that it goes on to use, and
+        libmariadb 11.8.9 takes no result on a connection of which one attempt failed: "maximum allowed number of
+        columns (=0)".
+        """
         command = [_program("mariadb"), "--no-defaults", f"--socket={self.site.layout.database}/socket"]
-        statement = "DROP DATABASE IF EXISTS slurm_acct_db"
+        statement = "DROP DATABASE IF EXISTS slurm_acct_db; CREATE DATABASE slurm_acct_db"
         done = subprocess.run([*command, "-e", statement], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ClusterError(f"mariadb: {done.stderr.strip()}")
