@@ -257,6 +257,14 @@ def test_a_machine_that_does_not_know_its_own_name_will_do(make_directory: Calla
     assert "addrinfo" not in log and "resolve" not in log
 
 
+def test_a_machine_without_cgroups_will_do(make_directory: Callable[[], Path]) -> None:
+    directory = make_directory()
+    script = 'umount --recursive --lazy /sys/fs/cgroup; eval "$("$@")" && srun -N1 hostname'
+    words = [HERE / "up", "--dir", directory, "--nodes", "1", "--no-pyxis"]
+    done = run("unshare", "--mount", "sh", "-c", script, "sh", *words)
+    assert done.stdout == "node1\n", done.stderr
+
+
 def test_down_leaves_nothing_running(make_directory: Callable[[], Path]) -> None:
     directory = make_directory()
     environment = up(directory, "--nodes", "2", "--no-pyxis")

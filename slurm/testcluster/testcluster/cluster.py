@@ -317,8 +317,7 @@ class Cluster:
             layout.plugstack: self._plugstack(SUBMIT, with_plugin),
             layout.prolog: configuration.delay_script(layout, "prolog_delay"),
             layout.task_prolog: configuration.delay_script(layout, "task_prolog_delay"),
-            # Slurm 22.05 does without, and does not know the word.
-            **({layout.etc / "cgroup.conf": "CgroupPlugin=disabled\n"} if slurm_version() >= (24, 11) else {}),
+            layout.etc / "cgroup.conf": configuration.cgroup_conf(layout, slurm_version()),
         }
 
 

@@ -101,6 +101,14 @@ def gres_conf(layout: Layout, description: Description) -> str:
     return f"Name=gpu File={layout.gpus}/gpu[0-{count - 1}]\n" if count else ""
 
 
+def cgroup_conf(layout: Layout, version: tuple[int, int]) -> str:
+    """Return cgroup.conf: none are used, yet slurmd ends where there are none to be found."""
+    # Slurm 22.05 does not know the word. It wants to see a directory, and of the plugin v1 no more than that.
+    return (
+        "CgroupPlugin=disabled\n" if version >= (24, 11) else f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={layout.etc}\n"
+    )
+
+
 def slurmdbd_conf(layout: Layout, description: Description) -> str:
     """Return slurmdbd.conf; MariaDB lets root in by the socket alone."""
     values = {
