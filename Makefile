@@ -11,7 +11,7 @@ VENV ?= $(if $(REACHABLE),$(if $(EDITABLE),$(HERE)/build/venv,$(HERE)/.venv),/va
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stepfence-wheel
 DEV := $(VENV)/.stepfence-dev
-SOURCES := $(shell find src -type f ! -name '*.pyc') pyproject.toml README.md LICENSE
+SOURCES := $(shell find src -type f ! -name '*.pyc' ! -name 'isolate-*') pyproject.toml hatch_build.py README.md LICENSE
 HASH := \#
 SCRIPTS := $(shell find .ci slurm tests $(wildcard benchmarks) -type f -exec awk 'FNR == 1 && /^$(HASH)!.*sh$$/ { print FILENAME } { nextfile }' {} +)
 PYTEST := $(BIN)/python -m pytest
@@ -78,7 +78,7 @@ packages-venv packages-check packages-test:
 $(BIN)/python: | packages-venv
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): $(SOURCES) | $(BIN)/python
+$(STAMP): $(SOURCES) | packages-venv $(BIN)/python
 	rm -rf build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps build/wheel/stepfence-*.whl

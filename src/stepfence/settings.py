@@ -12,6 +12,7 @@ Two spellings of a setting can be set at once; ours goes first. A variable that 
 ``STEPFENCE_STALE_AFTER_S``       how long a claim may go without a sign of life, in seconds
 ``STEPFENCE_SRUN_ENV``            further variables srun is given: names, by commas or spaces
 ``STEPFENCE_LOG_LEVEL``           what the command line logs on stderr: ``off``, ``warning``, ``info`` or ``debug``
+``STEPFENCE_NATIVE``              ``0``: namespaces by ``unshare``, ``mount``, ``setpriv`` alone, without ``isolate``
 ================================  =====================================================================================
 """
 
@@ -82,6 +83,7 @@ class Settings:
         stale_after_s: how long a claim may go without a sign of life, or None where unset.
         srun_env: further variables srun is given.
         log_level: what the command line logs, one of `LOG_LEVELS`; the library leaves that to its program.
+        native: whether the step script may use the programs of the package that are built for one machine type.
         job: the job this process runs in, or None outside.
         environ: a copy of the whole environment, for `launch.environment` and ``--env NAME``. Never shown.
     """
@@ -93,6 +95,7 @@ class Settings:
     stale_after_s: float | None = None
     srun_env: tuple[str, ...] = ()
     log_level: str = "off"
+    native: bool = True
     job: JobFacts | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
@@ -123,6 +126,7 @@ class Settings:
             stale_after_s=read.seconds("STEPFENCE_STALE_AFTER_S", above_zero=True, remedy="give seconds, more than 0"),
             srun_env=tuple(re.findall(r"[^,\s]+", read.text("STEPFENCE_SRUN_ENV"))),
             log_level=read.choice("STEPFENCE_LOG_LEVEL", LOG_LEVELS),
+            native=read.choice("STEPFENCE_NATIVE", ("1", "0")) == "1",
             job=_job_facts(read),
             environ=MappingProxyType(copy),
         )

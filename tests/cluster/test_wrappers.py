@@ -132,14 +132,14 @@ def path_without(directory: Path, *missing: str) -> str:
     return str(directory)
 
 
-def local(tmp_path: Path, *missing: str) -> StepRunner:
-    environ = {**os.environ, "PATH": path_without(tmp_path / "bin", *missing)}
+def local(tmp_path: Path, *missing: str, native: bool = True) -> StepRunner:
+    environ = {**os.environ, "PATH": path_without(tmp_path / "bin", *missing), "STEPFENCE_NATIVE": str(int(native))}
     return StepRunner.local(run_dir=tmp_path / "run", retry=ONCE, settings=Settings.from_env(environ))
 
 
 @pytest.mark.parametrize("missing", ["unshare", "mount", "setpriv"])
 def test_a_missing_tool_of_the_isolation_weakens_it_and_says_so(tmp_path: Path, missing: str) -> None:
-    with local(tmp_path, missing) as runner:
+    with local(tmp_path, missing, native=False) as runner:
         result = runner.run(Step(["sh", "-c", "exit 5"]))
         assert result.returncode == 5
         assert result.evidence.isolation != "" and (missing == "setpriv") == (result.evidence.isolation != "none")
@@ -147,6 +147,12 @@ def test_a_missing_tool_of_the_isolation_weakens_it_and_says_so(tmp_path: Path, 
             with pytest.raises(StepNotLaunched) as caught:
                 runner.run(Step(["true"], isolation=Isolation.REQUIRE))
             assert caught.value.provable_non_execution and caught.value.evidence.refusal == "no-isolation"
+
+
+def test_isolate_needs_no_tool_at_all(tmp_path: Path) -> None:
+    with local(tmp_path, "unshare", "mount", "setpriv") as runner:
+        result = runner.run(Step(["sh", "-c", "exit 5"], isolation=Isolation.REQUIRE))
+    assert (result.returncode, result.evidence.isolation) == (5, "full")
 
 
 def test_without_sleep_a_time_limit_is_refused_and_not_ignored(tmp_path: Path) -> None:
@@ -169,7 +175,7 @@ def test_a_wrapper_that_a_command_killed_is_no_result(tmp_path: Path) -> None:
         runner.run(Step(["sh", "-c", "kill -9 $PPID; sleep 1"], isolation=Isolation.NONE, grace_s=2, timeout_s=10))
 
 
-@pytest.mark.parametrize("victim", ["unshare", "inner"])
+@pytest.mark.parametrize("victim", ["isolate", "unshare", "inner"])
 def test_a_wrapper_killed_from_outside_is_no_result(tmp_path: Path, victim: str) -> None:
     started = tmp_path / "started"
 
@@ -179,10 +185,10 @@ def test_a_wrapper_killed_from_outside_is_no_result(tmp_path: Path, victim: str)
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = process.cmdline()
                 is_inner = words[:2] == ["/bin/sh", "-c"] and words[3:4] == ["stepfence"] and "full" in words
-                if words[:1] == ["unshare"] if victim == "unshare" else is_inner:
+                if is_inner if victim == "inner" else victim in os.path.basename(words[0]):  # noqa: PTH119
                     process.kill()
 
-    with StepRunner.local(run_dir=tmp_path / "run", retry=ONCE) as runner:
+    with local(tmp_path, native=victim != "unshare") as runner:
         killer = threading.Thread(target=kill)
         killer.start()
         with pytest.raises(StepOutcomeUnknown):

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepfence import RetryPolicy, StepRunner
+from stepfence import Isolation, RetryPolicy, StepRunner
 from stepfence.launch.local import LocalLauncher
 from stepfence.launch.process import Plan, Process
 from stepfence.settings import Settings
@@ -84,10 +84,23 @@ def runner(tmp_path: Path) -> Iterator[StepRunner]:
         yield runner
 
 
+@pytest.fixture(params=["isolate", "unshare", "none"])
+def surroundings(request: pytest.FixtureRequest) -> str:
+    """How a command is kept from its fence: by the package's own program, by those of the image, or not at all."""
+    return str(request.param)
+
+
 @pytest.fixture
-def shell_runner(tmp_path: Path, shell: Shell) -> Iterator[StepRunner]:
+def isolation(surroundings: str) -> Isolation:
+    """What a step asks for, so that it gets the surroundings."""
+    return Isolation.NONE if surroundings == "none" else Isolation.AUTO
+
+
+@pytest.fixture
+def shell_runner(tmp_path: Path, shell: Shell, request: pytest.FixtureRequest) -> Iterator[StepRunner]:
     """A local runner whose step script is run by a given shell."""
-    settings = Settings.from_env({"PATH": os.environ["PATH"]})
+    by_unshare = "surroundings" in request.fixturenames and request.getfixturevalue("surroundings") == "unshare"
+    settings = Settings.from_env({"PATH": os.environ["PATH"], "STEPFENCE_NATIVE": "0" if by_unshare else "1"})
     retry = RetryPolicy(max_attempts=1)
     with StepRunner(
         None, run_dir=tmp_path / "run", settings=settings, retry=retry, launcher=ShellLauncher(shell)

@@ -193,6 +193,12 @@ def test_a_ledger_that_cannot_be_written_is_told_in_one_line_and_the_result_is_t
     assert b"ledger /dev/full could not be written" in answer.stderr
 
 
+def test_output_that_came_out_is_complete_however_much_it_is(tmp_path: Path) -> None:
+    answer = _run(tmp_path, "--result", "result.json", "--", "sh", "-c", "head -c 1000000 /dev/zero")
+    assert len(answer.stdout) == 1_000_000
+    assert json.loads((tmp_path / "result.json").read_text())["output_complete"] is True
+
+
 def test_a_signal_is_128_plus_its_number_and_ends_the_command(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "stepfence", "run", "--run-dir", str(tmp_path), "--", "sh", "-c", "echo up; sleep 1000"],
@@ -265,5 +271,5 @@ def test_a_full_disk_behind_stdout_is_told_and_the_result_is_there(tmp_path: Pat
     answer = subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
     assert (answer.returncode, answer.stderr.count(b"\n")) == (1, 1) and b"No space left" in answer.stderr
     result = json.loads((tmp_path / "r.json").read_text())
-    assert (result["verdict"], result["returncode"]) == ("COMPLETED", 3)
+    assert (result["verdict"], result["returncode"], result["output_complete"]) == ("COMPLETED", 3, False)
     assert (tmp_path / "ran").exists()

@@ -280,7 +280,7 @@ def test_neither_nonce_is_in_any_name_or_file(root: FenceRoot) -> None:
     fence = root.attempt("bare", ntasks=1, nonces=nonces, facts={"target": "t"})
     fence.revoke()
     for path in fence.path.parent.rglob("*"):
-        text = str(path) + (path.read_text() if path.is_file() else "")
+        text = str(path) + (path.read_bytes().decode(errors="replace") if path.is_file() else "")
         assert nonces.start not in text
         assert nonces.end not in text
 
@@ -361,7 +361,7 @@ def test_a_directory_of_another_name_is_no_attempt(fence: AttemptFence) -> None:
 
 def test_a_retired_fence_is_gone_under_its_name_before_it_is_emptied(fence: AttemptFence) -> None:
     fence.retire()
-    assert list(fence.path.parent.iterdir()) == [fence.path.parent / "step.sh"]
+    assert [path for path in fence.path.parent.iterdir() if path.is_dir()] == []
     fence.retire()
 
 

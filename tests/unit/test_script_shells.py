@@ -26,13 +26,7 @@ from stepfence.step.request import Nonces, Request
 
 from .conftest import Shell, ShellLauncher, is_running
 
-ISOLATIONS = [Isolation.AUTO, Isolation.NONE]
 ALL_BYTES = bytes(range(1, 256))
-
-
-@pytest.fixture(params=ISOLATIONS, ids=str)
-def isolation(request: pytest.FixtureRequest) -> Isolation:
-    return Isolation(request.param)
 
 
 def test_the_shell_is_the_one_that_is_meant(shell_runner: StepRunner, shell: Shell) -> None:

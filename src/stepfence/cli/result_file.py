@@ -39,14 +39,19 @@ class ResultFile:
         except OSError as error:
             raise BadInput(f"--result {str(path)!r}: {error.strerror}: name a file that can be written") from error
 
-    def write(self, outcome: StepResult | StepNotLaunched) -> None:
+    def write(self, outcome: StepResult | StepNotLaunched, *, handed_on: bool = True) -> None:
         """Write what became of the command.
+
+        Args:
+            outcome: of the command.
+            handed_on: what came of its output also went out by our own stdout and stderr.
 
         Raises:
             OSError: it could not be written after all.
         """
         if self._path is not None:
-            write_json(self._path, as_object(outcome))
+            told = as_object(outcome)
+            write_json(self._path, {**told, "output_complete": told["output_complete"] and handed_on})
 
 
 def as_object(outcome: StepResult | StepNotLaunched) -> dict[str, Any]:
@@ -79,7 +84,7 @@ def _of_result(result: StepResult) -> dict[str, Any]:
         "provable_non_execution": False,
         "returncode": result.returncode,
         "timed_out": result.timed_out,
-        "output_complete": result.output_complete,
+        "output_complete": result.streams_complete,
         "hint": "",
         "transient": False,
         "launch_s": round(result.launch_s, 6),

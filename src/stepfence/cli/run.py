@@ -198,7 +198,7 @@ def run(
         finally:
             sys.stdout.flush()
     try:
-        file.write(outcome)
+        file.write(outcome, handed_on=not any(writer.is_broken for writer in writers))
     except OSError as error:
         print(f"stepfence: --result {str(result)!r} could not be written: {error.strerror}", file=sys.stderr)
     if book.unwritten:
@@ -215,6 +215,10 @@ class _Writer:
     def __init__(self, stream: BinaryIO) -> None:
         self.failure: OSError | None = None
         self._stream: BinaryIO | None = stream
+
+    @property
+    def is_broken(self) -> bool:
+        return self._stream is None
 
     def __call__(self, data: bytes) -> None:
         if self._stream is None:

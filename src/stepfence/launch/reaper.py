@@ -17,6 +17,9 @@ from stepfence.launch.process import Process
 _PATIENCE_S = 60.0
 """How long srun may take to end by itself once its step is over: epilogs take their time."""
 
+_TURN_S = 0.25
+"""How often deadlines are looked at, and processes that cannot tell of their end."""
+
 _IDLE_S = 0.02
 """How long the thread waits for more to do before it ends."""
 
@@ -88,11 +91,11 @@ class Reaper:
             self._lock.notify_all()
 
     def _run(self, woken: int) -> None:
-        left: list[_Left] = []
+        left: dict[int, _Left] = {}
         with selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
             while True:
-                selector.select(0.25 if left else _IDLE_S)
+                events = selector.select(_TURN_S if left else _IDLE_S)
                 with contextlib.suppress(BlockingIOError):
                     os.read(woken, 4096)
                 with self._lock:
@@ -103,10 +106,17 @@ class Reaper:
                         self._wake = None
                         self._lock.notify_all()
                         return
+                # Of many that end at once, each event concerns one.
+                due = {id(key.data): key.data for key, _ in events if key.data is not None}
                 for one in fresh:
+                    left[id(one)] = due[id(one)] = one
                     for descriptor in _descriptors(one.process):
-                        selector.register(descriptor, selectors.EVENT_READ)
-                left = [one for one in left + fresh if not self._gone(one, selector)]
+                        selector.register(descriptor, selectors.EVENT_READ, one)
+                now = time.monotonic()
+                due |= {key: one for key, one in left.items() if one.process.pidfd is None or now >= one.until}
+                for key, one in due.items():
+                    if self._gone(one, selector):
+                        del left[key]
 
     def _gone(self, one: _Left, selector: selectors.BaseSelector) -> bool:
         process = one.process

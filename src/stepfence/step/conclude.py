@@ -71,7 +71,7 @@ def result_of(outcome: Outcome, *, step: Step, fence: AttemptFence, evidence: Ev
         stdout=stdout.data,
         stderr=stderr.data,
         timed_out=timed_out,
-        output_complete=complete and not stdout.dropped and not stderr.dropped,
+        streams_complete=complete,
         node=evidence.node,
         step_id=evidence.step_id,
         launch_s=outcome.launch_s,

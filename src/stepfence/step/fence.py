@@ -4,6 +4,7 @@ Layout, below the run directory::
 
     fences/targets, fences/containers  what runners keep for themselves; a command sees nothing below fences
     fences/BOX/step.sh                 what runs on the node; BOX is what one container gets to see
+    fences/BOX/isolate-MACHINE         what step.sh does in one program where the wheel has it for that machine type
     fences/BOX/ATTEMPT-nN/attempt.json written before srun is spawned; also the witness
                           status.K     created exclusively by task K's script, or by the runner to revoke
                           record.K, limit.K, finished.K    the wrapper's own records
@@ -41,12 +42,13 @@ class FenceRoot:
 
     Args:
         run_dir: on storage that every node of the allocation sees under the same path.
+        native: put the package's native programs beside the step script.
 
     Raises:
         BadInput: the directory cannot be made, or its path cannot be mounted.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, native: bool = True) -> None:
         self.path = Path(os.path.realpath(run_dir)) / "fences"
         unusable = set(str(self.path)) & set(",:\n\t ")
         if unusable:
@@ -57,7 +59,7 @@ class FenceRoot:
             raise BadInput(
                 f"run directory {str(run_dir)!r} cannot be made: {error.strerror}: choose one with --run-dir"
             ) from error
-        self._script = render_script()
+        self._contents = {"step.sh": (render_script(), 0o600), **(_programs() if native else {})}
         self._boxes: set[str] = set()
 
     def box(self, name: str) -> Path:
@@ -65,7 +67,8 @@ class FenceRoot:
         path = self.path / name
         if name not in self._boxes:
             path.mkdir(mode=0o700, exist_ok=True)
-            write_whole(path / "step.sh", self._script, durable=False)
+            for file, (contents, mode) in self._contents.items():
+                write_whole(path / file, contents, mode=mode, durable=False)
             self._boxes.add(name)
         return path
 
@@ -194,6 +197,11 @@ def render_script() -> bytes:
         for text in (Path(__file__).with_name(name).read_bytes() for name in ("step.sh", "inner.sh"))
     )
     return b"set +a\nunset sf_inner\nsf_inner='" + inner.replace(b"'", b"'\\''") + b"'\n" + step
+
+
+def _programs() -> dict[str, tuple[bytes, int]]:
+    """Return the native programs of this installation, with their modes."""
+    return {path.name: (path.read_bytes(), 0o700) for path in Path(__file__).parent.glob("isolate-*")}
 
 
 def read_regular(path: Path, *, limit: int) -> bytes:

@@ -17,7 +17,7 @@ class StepResult:
             tasks: the highest.
         stdout, stderr: its output, byte for byte. Of many tasks: one after the other, by number.
         timed_out: its time limit fired.
-        output_complete: all of the output is here; False where a stream was lost or more came than is kept.
+        streams_complete: all of the output came: callbacks and spool files have it; False where a stream was lost.
         stdout_dropped, stderr_dropped: bytes let go in the middle of each stream: the gap is after the first
             ``keep_bytes - keep_bytes // 2`` bytes of what is here (`Step.keep_bytes`).
         node, step_id: where it ran; "" where the step did not say.
@@ -32,7 +32,7 @@ class StepResult:
     stdout: bytes
     stderr: bytes
     timed_out: bool
-    output_complete: bool
+    streams_complete: bool
     node: str
     step_id: str
     launch_s: float
@@ -53,6 +53,11 @@ class StepResult:
     def status(self) -> str:
         """The state of the fence: ``finished``."""
         return "finished"
+
+    @property
+    def output_complete(self) -> bool:
+        """Whether all of the output is here: it came, and no more of it than is kept."""
+        return self.streams_complete and not self.stdout_dropped and not self.stderr_dropped
 
     @property
     def srun_rc(self) -> int | None:

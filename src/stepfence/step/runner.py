@@ -15,6 +15,7 @@ from stepfence.breaker import LaunchBreaker
 from stepfence.cluster.allocation import Allocation
 from stepfence.cluster.slurm import Slurm
 from stepfence.errors import BadInput, StepNotLaunched
+from stepfence.launch.gate import LaunchGate
 from stepfence.launch.local import LocalLauncher
 from stepfence.launch.process import Exit, Launcher, Plan
 from stepfence.launch.reaper import Reaper
@@ -83,10 +84,11 @@ class StepRunner:
         self.ledger = ledger
         self.retry = retry or RetryPolicy()
         self.breaker = breaker or LaunchBreaker()
-        self.fences = FenceRoot(Path(run_dir))
+        self.fences = FenceRoot(Path(run_dir), native=self._settings.native)
         self.run_dir = self.fences.path.parent
         self._targets = Targets(self.fences.path)
         self._places = Places(self.fences, allocation)
+        self._gate = LaunchGate()
         self._reaper = Reaper()
 
     @classmethod
@@ -168,9 +170,10 @@ class StepRunner:
     def _attempt(
         self, step: Step, *, target: str, named: bool, failures: list[Exception], finished: list[Path]
     ) -> StepResult:
-        self.breaker.before_launch()
-        launch_deadline_s = self._launch_deadline_s(step, target)
         with contextlib.ExitStack() as stack:
+            entered = stack.enter_context(self._gate.entered())
+            self.breaker.before_launch()
+            launch_deadline_s = self._launch_deadline_s(step, target)
             with self._in_run_dir(target):
                 place = stack.enter_context(self._places.of(step, wait_s=launch_deadline_s))
                 nonces = Nonces.fresh()
@@ -188,6 +191,12 @@ class StepRunner:
                 mounts=place.mounts,
                 launch_deadline_s=launch_deadline_s,
             )
+
+            def started() -> None:
+                entered.leave()
+                if place.claim:
+                    place.claim.created()
+
             attempt = Attempt(
                 plan=plan,
                 fence=fence,
@@ -195,7 +204,7 @@ class StepRunner:
                 request=request,
                 launcher=self.launcher,
                 kill_after_s=KILL_AFTER_S,
-                on_start=place.claim.created if place.claim else None,
+                on_start=started,
             )
             try:
                 outcome = attempt.run()

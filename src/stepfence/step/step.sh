@@ -18,8 +18,8 @@
 # of a /bin/sh that is bash: with allexport the command would inherit the end nonce.
 set +aeuvxC
 unset sf_attempt sf_begun sf_cover sf_dir sf_drop sf_elders sf_end sf_exit sf_gid sf_isolation sf_keep sf_key sf_kids sf_kill \
-  sf_left sf_limit sf_line sf_merge sf_mode sf_nap sf_nl sf_now sf_one sf_options sf_pid sf_pids sf_rc sf_rest sf_root \
-  sf_rootfs sf_self sf_setpriv sf_since sf_stdin sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value \
+  sf_left sf_limit sf_line sf_machine sf_merge sf_mode sf_nap sf_nl sf_now sf_one sf_options sf_pid sf_pids sf_program sf_rc \
+  sf_rest sf_root sf_rootfs sf_self sf_setpriv sf_since sf_stdin sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value \
   sf_watch sf_way sf_whole sf_workdir
 unset IFS
 set -f
@@ -194,11 +194,21 @@ sf_is_over() {
   [ "$sf_rc" = 93 ] || [ -e "$sf_dir/status.$sf_task" ] || [ -s "/proc/$$/fd/8" ]
 }
 
+sf_isolate() { # $1 way; then the directories to cover
+  ! sf_is_over || return 0
+  sf_way=$1
+  shift
+  # shellcheck disable=SC2154 # sf_inner is set in front of this file
+  "$sf_program" "$sf_way" "$sf_uid" "$sf_gid" "$#" "$@" \
+    /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
+  sf_rc=$?
+}
+
 sf_try() { # $1 way, $2 options of unshare, $3 what drops privileges; then the directories to cover
   ! sf_is_over || return 0
   sf_way=$1 sf_options=$2 sf_drop=$3
   shift 3
-  # shellcheck disable=SC2086,SC2154 # words on purpose; sf_inner is set in front of this file
+  # shellcheck disable=SC2086 # words on purpose
   unshare $sf_options --mount --pid --fork --mount-proc /bin/sh -c "$sf_cover" stepfence "$sf_inner" "$sf_drop" \
     "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks" "$@"
   sf_rc=$?
@@ -209,6 +219,20 @@ sf_keep=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+net_bin
 sf_setpriv="setpriv --inh-caps=-all --no-new-privs --bounding-set=$sf_keep"
 sf_root='--user --map-root-user'
 sf_rc=0
+if [ "$sf_isolation" != none ]; then
+  # isolate.c does in one program what takes six below, where it was built for this machine and may be started here.
+  sf_machine=
+  read -r sf_machine </proc/sys/kernel/arch || sf_machine=$(uname -m)
+  sf_program=${sf_dir%/*}/isolate-$sf_machine
+  if [ -x "$sf_program" ]; then
+    if [ "$sf_uid" = 0 ]; then
+      sf_isolate full "$@"
+      sf_isolate root-userns "$@"
+    else
+      sf_isolate userns "$@"
+    fi
+  fi
+fi
 if [ "$sf_isolation" != none ] && command -v unshare >/dev/null; then
   if [ "$sf_uid" = 0 ]; then
     command -v setpriv >/dev/null && sf_try full '' "$sf_setpriv" "$@"

@@ -1,0 +1,198 @@
+"""`isolate`, the program that starts a command where it sees neither the fences nor any process but its own."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepfence.step
+from stepfence import RetryPolicy, Step, StepRunner
+from stepfence.settings import Settings
+
+from .conftest import is_running
+
+PROGRAM = Path(stepfence.step.__file__).with_name(f"isolate-{platform.machine()}")
+NOBODY = 65534
+WAYS = {"full": 0, "root-userns": 0, "userns": NOBODY}
+KEPT = 0x4FB
+"""chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service."""
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, and root of a new namespace")
+
+
+def test_the_package_brings_the_program_where_it_could_be_compiled() -> None:
+    if platform.machine() not in ("x86_64", "aarch64") or not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("no compiler for this machine")
+    assert os.access(PROGRAM, os.X_OK)
+
+
+def isolate(
+    way: str, *program: str, covers: tuple[str, ...] = (), uid: int | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    if not PROGRAM.exists():
+        pytest.skip("built without isolate")
+    uid = WAYS.get(way, 0) if uid is None else uid
+    words = [str(PROGRAM), way, str(uid), str(uid), str(len(covers)), *covers, *program]
+    who: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if uid else {}
+    return subprocess.run(words, **who, capture_output=True, text=True, check=False, timeout=30, **options)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A directory with a file in it, that everybody can get at."""
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_mode & 0o001 == 0:
+            path.chmod(0o755)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "file").touch()
+    return tmp_path / "secret"
+
+
+@needs_root
+@pytest.mark.parametrize("way", WAYS)
+def test_directories_are_covered_and_stay_covered(way: str, secret: Path) -> None:
+    code = (
+        f"ls -A {secret}; umount {secret} || umount -l {secret} || unshare -r -m umount {secret} || echo no;"
+        f"touch {secret}/x || ls -A {secret}; rmdir {secret} || echo no"
+    )
+    done = isolate(way, "/bin/sh", "-c", code, covers=(str(secret),))
+    assert (done.returncode, done.stdout) == (0, "no\nno\n")
+    assert [path.name for path in secret.iterdir()] == ["file"]
+
+
+@needs_root
+@pytest.mark.parametrize("way", WAYS)
+def test_no_other_process_is_seen_and_none_is_left(way: str) -> None:
+    done = isolate(way, "/bin/sh", "-c", "echo $$ /proc/[0-9]*; sleep 4713 & echo done")
+    assert done.stdout == "1 /proc/1\ndone\n"
+    left = subprocess.run(["pgrep", "-f", "sleep 4713"], capture_output=True, check=False)
+    assert left.stdout == b""
+
+
+@needs_root
+@pytest.mark.parametrize("way", WAYS)
+def test_privileges_are_dropped_for_good(way: str) -> None:
+    status = dict(
+        line.split(":\t") for line in isolate(way, "/bin/cat", "/proc/self/status").stdout.splitlines() if ":\t" in line
+    )
+    kept = KEPT if WAYS[way] == 0 else 0
+    sets = {name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
+    assert sets == {"CapInh": 0, "CapPrm": kept, "CapEff": kept, "CapBnd": kept, "CapAmb": 0}
+    assert status["NoNewPrivs"] == "1"
+    assert status["Uid"].split() == [str(WAYS[way])] * 4
+
+
+@needs_root
+def test_it_keeps_the_same_privileges_as_setpriv(tmp_path: Path) -> None:
+    found = []
+    for native in ("1", "0"):
+        settings = Settings.from_env({"PATH": os.environ["PATH"], "STEPFENCE_NATIVE": native})
+        with StepRunner.local(run_dir=tmp_path, settings=settings, retry=RetryPolicy(max_attempts=1)) as runner:
+            result = runner.run(Step(["sh", "-c", "grep -E 'Cap|NoNew|Sig|Uid|Gid' /proc/self/status; umask; pwd"]))
+        assert result.evidence.isolation == "full"
+        found.append(result.stdout_text)
+    assert found[0] == found[1]
+
+
+def test_without_it_the_command_runs_in_other_surroundings(tmp_path: Path) -> None:
+    settings = Settings.from_env({"PATH": os.environ["PATH"], "STEPFENCE_NATIVE": "0"})
+    with StepRunner.local(run_dir=tmp_path, settings=settings) as runner:
+        assert list(runner.fences.box("bare").glob("isolate*")) == []
+        assert runner.run(Step(["true"])).returncode == 0
+
+
+@pytest.mark.parametrize("contents", [b"", b"\x7fELF\x02\x01\x01 of no machine\n", b"#!/nonexistent\n"])
+def test_one_that_cannot_run_here_is_done_without(tmp_path: Path, contents: bytes) -> None:
+    with StepRunner.local(run_dir=tmp_path, retry=RetryPolicy(max_attempts=1)) as runner:
+        (runner.fences.box("bare") / PROGRAM.name).write_bytes(contents)
+        result = runner.run(Step(["echo", "there"]))
+    assert (result.stdout, result.stderr, result.attempts) == (b"there\n", b"", 1)
+
+
+@needs_root
+@pytest.mark.parametrize("way", WAYS)
+def test_the_exit_status_is_the_programs(way: str) -> None:
+    assert isolate(way, "/bin/sh", "-c", "exit 7").returncode == 7
+    assert isolate(way, "/bin/sh", "-c", "exit 255").returncode == 255
+    # The first process of a PID namespace cannot kill itself: a program that it waits for can.
+    assert isolate(way, "/bin/sh", "-c", "sh -c 'kill -9 $$'; exit $?").returncode == 137
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["full"],
+        ["full", "0", "0", "0"],
+        ["full", "0", "0", "2", "/tmp", "/bin/true"],
+        ["full", "0", "0", "99999999999999999999", "/bin/true"],
+        ["full", "", "0", "0", "/bin/true"],
+        ["full", "0", "0", "-1", "/bin/true"],
+        ["fuller", "0", "0", "0", "/bin/true"],
+        ["full", "0", "0", "0", "/no/such/program"],
+        ["userns", "12345", "0", "0", "/bin/true"],
+    ],
+)
+def test_what_cannot_be_done_starts_nothing(words: list[str]) -> None:
+    if not PROGRAM.exists():
+        pytest.skip("built without isolate")
+    done = subprocess.run([str(PROGRAM), *words], capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (94, b"", b"")
+
+
+@needs_root
+def test_a_directory_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    covers = (str(tmp_path / "none"), str(file), f"{file}/below", str(tmp_path))
+    done = isolate("full", "/bin/sh", "-c", f"ls -A {tmp_path}; echo there", covers=covers)
+    assert done.stdout == "there\n"
+
+
+@needs_root
+def test_a_cover_that_fails_starts_nothing(tmp_path: Path) -> None:
+    assert isolate("full", "/bin/echo", "there", covers=("x" * 5000,)).returncode == 94
+
+
+@needs_root
+def test_killed_it_takes_its_program_along(tmp_path: Path) -> None:
+    if not PROGRAM.exists():
+        pytest.skip("built without isolate")
+    words = [str(PROGRAM), "full", "0", "0", "0", "/bin/sh", "-c", "echo up; sleep 4714; echo late"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    sleeper = ["pgrep", "-x", "-f", "sleep 4714"]
+    found = subprocess.run(sleeper, capture_output=True, text=True, check=True).stdout.split()
+    process.kill()
+    assert process.stdout.read() == ""
+    assert process.wait(10) == -signal.SIGKILL
+    until = time.monotonic() + 10
+    while any(is_running(int(pid)) for pid in found):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.stdout.close()
+
+
+@needs_root
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_signals_that_end_a_step_do_not_end_it_before_its_program(number: signal.Signals) -> None:
+    if not PROGRAM.exists():
+        pytest.skip("built without isolate")
+    code = "trap 'exit 5' INT TERM; echo up; while :; do sleep 0.02; done"
+    words = [str(PROGRAM), "full", "0", "0", "0", "/bin/sh", "-c", code]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, process_group=0)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    assert process.poll() is None
+    os.killpg(process.pid, number)
+    assert process.wait(10) == 5
+    process.stdout.close()
