@@ -185,7 +185,7 @@ def test_a_wrapper_killed_from_outside_is_no_result(tmp_path: Path, victim: str)
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = process.cmdline()
                 is_inner = words[:2] == ["/bin/sh", "-c"] and words[3:4] == ["stepfence"] and "full" in words
-                if is_inner if victim == "inner" else victim in os.path.basename(words[0]):  # noqa: PTH119
+                if is_inner if victim == "inner" else process.name().startswith(victim):
                     process.kill()
 
     with local(tmp_path, native=victim != "unshare") as runner:
