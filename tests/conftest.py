@@ -270,10 +270,10 @@ def root_job(cluster: Any) -> Iterator[Job]:
     yield from _job(cluster, "root")
 
 
-@pytest.fixture(scope="module")
-def prolog_job(prolog_cluster: Any) -> Iterator[Job]:
-    """A job of root's on the cluster whose task prolog can be slow."""
-    yield from _job(prolog_cluster, "root")
+@pytest.fixture
+def new_prolog_job(prolog_cluster: Any) -> Callable[[], contextlib.AbstractContextManager[Job]]:
+    """Make a job of root's, for the length of a block, on the cluster whose task prolog can be slow."""
+    return lambda: contextlib.contextmanager(_job)(prolog_cluster, "root")
 
 
 _numbers = iter(range(10_000))

@@ -216,7 +216,7 @@ def test_what_could_not_be_spawned_never_ran(scene: Scene) -> None:
     assert [seen.fence for seen in outcome.tasks] == [Fence.UNSPAWNED]
     assert "srun" in outcome.spawn_error
     assert outcome.process is None
-    assert not scene.fence.was_started(0)
+    assert not (scene.fence.path / "status.0").exists()
 
 
 def test_a_launch_deadline_that_is_won_proves_that_it_never_ran(scene: Scene) -> None:

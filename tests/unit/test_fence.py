@@ -125,12 +125,6 @@ def test_each_task_has_a_fence_of_its_own(root: FenceRoot) -> None:
     assert fence.revoke() == (Fence.REVOKED, Fence.STARTED, Fence.REVOKED)
 
 
-def test_whether_a_task_was_started_is_told_by_its_file(fence: AttemptFence) -> None:
-    assert not fence.was_started(0)
-    (fence.path / "status.0").symlink_to("/nonexistent")
-    assert fence.was_started(0)
-
-
 @pytest.mark.parametrize("kind", ["file", "directory", "dangling link", "link to a device", "FIFO"])
 def test_anything_under_the_name_means_that_the_runner_has_lost(fence: AttemptFence, kind: str) -> None:
     status = fence.path / "status.0"

@@ -145,7 +145,7 @@ def test_what_a_live_process_has_in_hand_is_left_to_it(tmp_path: Path, targets: 
     with pytest.raises(RunnerError, match=f"process {os.getpid()}") as caught:
         take_over("t", targets)
     assert getattr(caught.value, "provable_non_execution", None) is not True
-    assert not fence.was_started(0)
+    assert not (fence.path / "status.0").exists()
 
 
 def test_what_a_live_process_left_behind_is_taken_over_by_whoever_has_the_lock(

@@ -161,10 +161,6 @@ class AttemptFence:
         except OSError:
             return False
 
-    def was_started(self, task: int) -> bool:
-        """Whether a status file is there. False proves nothing."""
-        return os.path.lexists(self.path / f"status.{task}")
-
     def finished(self, task: int) -> End | None:
         """Return what the script's file `finished` says of a task, None where it is not there or not whole."""
         if self.nonces is None:

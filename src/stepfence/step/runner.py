@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,6 +39,25 @@ CREATE_DEADLINE_S = 3600.0
 LAUNCH_DEADLINE_S = 60.0
 KILL_AFTER_S = 5.0
 """From TERM to KILL once a command's limit has passed."""
+
+
+@dataclass(slots=True)
+class _Operation:
+    """One call of `StepRunner.run`, and what its completed attempt left to be seen to.
+
+    Attributes:
+        step: what to run.
+        target: the operation's name in the ledger.
+        is_named: the caller gave that name: attempts are on record under it.
+        record: the completed attempt's record.
+        failure: what a callback raised, or a spool file.
+    """
+
+    step: Step
+    target: str
+    is_named: bool
+    record: Path | None = None
+    failure: Exception | None = None
 
 
 class StepRunner:
@@ -141,24 +161,22 @@ class StepRunner:
                 with self._in_run_dir(target):
                     locked = stack.enter_context(self._targets.held(target))
                 take_over(target, self._targets, locked=locked)
-            return self._run(step, target=target, named=named)
+            return self._run(_Operation(step, target, named))
 
-    def _run(self, step: Step, *, target: str, named: bool) -> StepResult:
-        failures: list[Exception] = []
-        finished: list[Path] = []
-
-        def operation() -> StepResult:
-            return self._attempt(step, target=target, named=named, failures=failures, finished=finished)
-
+    def _run(self, operation: _Operation) -> StepResult:
         result = retry_on_provable_non_execution(
-            operation, target=target, ledger=self.ledger, policy=self.retry, remaining_s=self._remaining_s
+            lambda: self._attempt(operation),
+            target=operation.target,
+            ledger=self.ledger,
+            policy=self.retry,
+            remaining_s=self._remaining_s,
         )
         # Only now that the ledger has it: a runner that dies in between leaves one of the two.
-        for record in finished:
-            _forget(record)
+        if operation.record is not None:
+            _forget(operation.record)
         # Not raised inside the loop: a callback's own exception may carry a proof, but not that this command never ran.
-        if failures:
-            raise failures[0]
+        if operation.failure is not None:
+            raise operation.failure
         return result
 
     def _remaining_s(self) -> float:
@@ -167,9 +185,8 @@ class StepRunner:
 
     # ---- one attempt ----------------------------------------------------------------------------------------
 
-    def _attempt(
-        self, step: Step, *, target: str, named: bool, failures: list[Exception], finished: list[Path]
-    ) -> StepResult:
+    def _attempt(self, operation: _Operation) -> StepResult:
+        step, target = operation.step, operation.target
         with contextlib.ExitStack() as stack:
             entered = stack.enter_context(self._gate.entered())
             self.breaker.before_launch()
@@ -179,7 +196,7 @@ class StepRunner:
                 nonces = Nonces.fresh()
                 request = _request(step, place, nonces).encode()
                 fence = self._fence(place, step, nonces, target)
-                record = self._targets.record(target, fence) if named else None
+                record = self._targets.record(target, fence) if operation.is_named else None
             plan = Plan(
                 step=step,
                 step_name=fence.step_name,
@@ -220,8 +237,8 @@ class StepRunner:
         completed = outcome.verdict is Verdict.COMPLETED
         ended = result_of(outcome, step=step, fence=fence, evidence=evidence, handed=handed) if completed else None
         self._hand_over(plan, place, fence, outcome)
-        if record is not None and completed:
-            finished.append(record)
+        if completed:
+            operation.record, operation.failure = record, outcome.failure
         if record is not None and outcome.verdict is Verdict.NEVER_RAN:
             _forget(record)
         if ended is None:
@@ -236,8 +253,6 @@ class StepRunner:
             self.breaker.record(launched=evidence.start_seen, cause=error.cause)
             raise error
         self.breaker.record(launched=True)
-        if outcome.failure is not None:
-            failures.append(outcome.failure)
         return ended
 
     def _launch_deadline_s(self, step: Step, target: str) -> float:
