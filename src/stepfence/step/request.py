@@ -141,10 +141,6 @@ def _assignment(name: str, value: str) -> bytes:
 
 
 def _command_words(command: Sequence[str]) -> list[bytes]:
-    if isinstance(command, str):
-        raise BadInput(
-            f"command {command[:60]!r} is one string: pass a list of words, or ['sh', '-c', {command[:60]!r}]"
-        )
     words = [os.fsencode(word) for word in command]
     if not words or not words[0]:
         raise BadInput("the command is empty: give at least one word")
