@@ -37,9 +37,9 @@ def judge_isolation(isolation: str, seen: Answers, *, inside: str = "") -> Check
     """
     name = "isolation-in-image" if inside else "isolation"
     remedy = (
-        "Use an image with util-linux (unshare, mount, setpriv), and have user namespaces allowed on the node."
+        "Have user namespaces allowed on the node; where `isolate` cannot run, the image needs util-linux."
         if inside
-        else "Have util-linux installed and user namespaces allowed (user.max_user_namespaces), or use containers."
+        else "Have user namespaces allowed (user.max_user_namespaces), or use containers."
     )
     if isolation == "none":
         return warn(name, f"none: {_NONE}", remedy)
@@ -67,21 +67,21 @@ def judge_tools(seen: Answers, *, inside: str) -> Check:
     where = "the image" if inside else "the node"
     if "sleep" not in have:
         return fail(name, f"{where} has no sleep: steps with a time limit are refused", "Add coreutils or busybox.")
-    lacking = [tool for tool in ("unshare", "mount", "setpriv", "grep") if tool not in have]
+    lacking = [tool for tool in ("unshare", "mount", "setpriv") if tool not in have]
     if "fractions" not in have:
         return warn(
             name,
             f"sleep in {where} takes whole seconds only: time limits are rounded up",
             "Add coreutils, or a busybox with fancy sleep.",
         )
-    if lacking:
+    if "grep" not in have:
         return warn(
             name,
-            f"{where} lacks {', '.join(lacking)}: less isolation, or survivors of a command are not found",
-            "Add util-linux (unshare, mount, setpriv) and grep.",
+            f"{where} lacks grep: without namespaces, the processes a command leaves behind are not found",
+            "Add grep.",
         )
-    timeout = "" if "timeout" in have else "; no timeout, which stepfence does not need"
-    return ok(name, f"unshare, mount, setpriv, grep, and sleep with fractions{timeout}")
+    needless = f"; no {', '.join(lacking)}, for which there is `isolate`" if lacking else ""
+    return ok(name, f"grep, and sleep with fractions{needless}")
 
 
 def judge_pyxis_without_image(cause: str, words: str) -> Check:

@@ -83,8 +83,8 @@ REFUSALS: Mapping[str, tuple[str, bool]] = {
         False,
     ),
     "no-isolation": (
-        "Isolation was required and {node} allows none: unshare or its namespaces are missing there. Ask for less with "
-        "--isolation auto, or use an image with util-linux, without --no-remap-root.",
+        "Isolation was required and {node} allows none: namespaces are not to be had there. Ask for less with "
+        "--isolation auto, or have user namespaces allowed; `stepfence doctor` says what is missing.",
         False,
     ),
     "record-failed": (
