@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import stepfence.step
@@ -170,13 +171,15 @@ def test_killed_it_takes_its_program_along(tmp_path: Path) -> None:
     words = [str(PROGRAM), "full", "0", "0", "0", "/bin/sh", "-c", "echo up; sleep 4714; echo late"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
-    sleeper = ["pgrep", "-x", "-f", "sleep 4714"]
-    found = subprocess.run(sleeper, capture_output=True, text=True, check=True).stdout.split()
+    until = time.monotonic() + 10
+    while not (found := [child.pid for child in psutil.Process(process.pid).children(recursive=True)][1:]):
+        assert time.monotonic() < until
+        time.sleep(0.01)
     process.kill()
     assert process.stdout.read() == ""
     assert process.wait(10) == -signal.SIGKILL
     until = time.monotonic() + 10
-    while any(is_running(int(pid)) for pid in found):
+    while any(is_running(pid) for pid in found):
         assert time.monotonic() < until
         time.sleep(0.01)
     process.stdout.close()
