@@ -97,7 +97,7 @@ def test_it_keeps_the_same_privileges_as_setpriv(tmp_path: Path) -> None:
     for native in ("1", "0"):
         settings = Settings.from_env({"PATH": os.environ["PATH"], "STEPFENCE_NATIVE": native})
         with StepRunner.local(run_dir=tmp_path, settings=settings, retry=RetryPolicy(max_attempts=1)) as runner:
-            result = runner.run(Step(["sh", "-c", "grep -E 'Cap|NoNew|Sig|Uid|Gid' /proc/self/status; umask; pwd"]))
+            result = runner.run(Step(["sh", "-c", "grep -E 'Cap|NoNew|SigBlk|Uid|Gid' /proc/self/status; umask; pwd"]))
         assert result.evidence.isolation == "full"
         found.append(result.stdout_text)
     assert found[0] == found[1]
@@ -116,6 +116,17 @@ def test_one_that_cannot_run_here_is_done_without(tmp_path: Path, contents: byte
         (runner.fences.box("bare") / PROGRAM.name).write_bytes(contents)
         result = runner.run(Step(["echo", "there"]))
     assert (result.stdout, result.stderr, result.attempts) == (b"there\n", b"", 1)
+
+
+@needs_root
+@pytest.mark.parametrize("way", WAYS)
+def test_a_program_that_kills_its_process_group_kills_no_other(way: str) -> None:
+    code = 'trap "" TERM; "$0" "$@"; echo $?'
+    who = ["setpriv", f"--reuid={WAYS[way]}", f"--regid={WAYS[way]}", "--clear-groups"] if WAYS[way] else []
+    program = ["/bin/sh", "-c", "sh -c 'kill -9 0'; exit 3"]
+    words = [*who, "sh", "-c", code, str(PROGRAM), way, *[str(WAYS[way])] * 2, "0"]
+    done = subprocess.run([*words, *program], capture_output=True, text=True, check=False, start_new_session=True, timeout=30)
+    assert (done.stdout, done.returncode) == ("3\n", 0)
 
 
 @needs_root
@@ -190,12 +201,21 @@ def test_killed_it_takes_its_program_along(tmp_path: Path) -> None:
 def test_the_signals_that_end_a_step_do_not_end_it_before_its_program(number: signal.Signals) -> None:
     if not PROGRAM.exists():
         pytest.skip("built without isolate")
-    code = "trap 'exit 5' INT TERM; echo up; while :; do sleep 0.02; done"
-    words = [str(PROGRAM), "full", "0", "0", "0", "/bin/sh", "-c", code]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, process_group=0)
-    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    words = [str(PROGRAM), "full", "0", "0", "0", "/bin/sh", "-c", "echo up; read line; exit 5"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == "up\n"
     process.send_signal(number)
-    assert process.poll() is None
-    os.killpg(process.pid, number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.1)
+    process.stdin.close()
     assert process.wait(10) == 5
     process.stdout.close()
+
+
+@needs_root
+def test_the_program_gets_the_signals_it_would_have_got() -> None:
+    def signals(*words: str) -> list[str]:
+        told = subprocess.run([*words, "/bin/cat", "/proc/self/status"], capture_output=True, text=True, check=True)
+        return [line for line in told.stdout.splitlines() if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+
+    assert signals(str(PROGRAM), "full", "0", "0", "0") == signals()

@@ -77,6 +77,12 @@ def test_a_signal_is_told_as_128_and_its_number(
     assert (result.returncode, result.stderr) == (status, b"")
 
 
+def test_a_command_may_kill_its_process_group(shell_runner: StepRunner, isolation: Isolation) -> None:
+    if isolation is Isolation.NONE:
+        pytest.skip("the script is in that group")
+    assert shell_runner.run(Step(["sh", "-c", "kill -9 0; exit 3"], isolation=isolation)).returncode == 137
+
+
 def test_a_time_limit_of_half_a_second_fires_after_half_a_second(
     shell_runner: StepRunner, isolation: Isolation
 ) -> None:

@@ -203,6 +203,8 @@ static _Noreturn void run(int argc, char **argv, char **environment)
 
 	/* Where this program is killed all the same, nothing of the command outlives it. */
 	must(call(__NR_prctl, PR_SET_PDEATHSIG, 9, 0, 0, 0));
+	/* A process group reaches across namespaces: a command that kills its own would kill the script. */
+	must(call(__NR_setsid, 0, 0, 0, 0, 0));
 	if (flags & CLONE_NEWUSER) {
 		write_file("/proc/self/setgroups", "deny", 4);
 		map_id("/proc/self/uid_map", argv[2]);

@@ -185,6 +185,8 @@ sf_cover='
   for sf_one; do
     [ ! -d "$sf_one" ] || mount -n -i -t tmpfs -o ro,nosuid,nodev,size=4k,mode=555 none "$sf_one" || exit 94
   done
+  # A process group reaches across namespaces: a command that kills its own would kill the script.
+  command -v setsid >/dev/null && sf_drop="setsid $sf_drop"
   exec $sf_drop /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_tasks"
 '
 
