@@ -125,7 +125,8 @@ def test_a_program_that_kills_its_process_group_kills_no_other(way: str) -> None
     who = ["setpriv", f"--reuid={WAYS[way]}", f"--regid={WAYS[way]}", "--clear-groups"] if WAYS[way] else []
     program = ["/bin/sh", "-c", "sh -c 'kill -9 0'; exit 3"]
     words = [*who, "sh", "-c", code, str(PROGRAM), way, *[str(WAYS[way])] * 2, "0"]
-    done = subprocess.run([*words, *program], capture_output=True, text=True, check=False, start_new_session=True, timeout=30)
+    # setsid, for a process group without the tests in it.
+    done = subprocess.run(["setsid", *words, *program], capture_output=True, text=True, check=False, timeout=30)
     assert (done.stdout, done.returncode) == ("3\n", 0)
 
 
