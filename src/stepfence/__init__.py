@@ -17,6 +17,7 @@ from stepfence.errors import (
 from stepfence.ledger import Ledger
 from stepfence.model import Container, Evidence, Isolation, Mount, Step, TaskState, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
+from stepfence.session import Session
 from stepfence.step.result import StepResult
 from stepfence.step.runner import StepRunner
 
@@ -35,6 +36,7 @@ __all__ = [
     "Mount",
     "RetryPolicy",
     "RunnerError",
+    "Session",
     "SlurmUnavailable",
     "Step",
     "StepNotLaunched",

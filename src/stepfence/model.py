@@ -32,6 +32,10 @@ class Verdict(enum.StrEnum):
     """Everything else."""
 
 
+KEEP_BYTES = 8 * 1024 * 1024
+"""How much of each stream of a command is kept in memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """One bind mount into a container: ``source`` on the node, ``target`` inside, Pyxis's flags (``ro``, ...)."""
@@ -128,7 +132,7 @@ class Step:
     isolation: Isolation | None = None
     on_stdout: Callable[[bytes], object] | None = None
     on_stderr: Callable[[bytes], object] | None = None
-    keep_bytes: int = 8 * 1024 * 1024
+    keep_bytes: int = KEEP_BYTES
     spool_dir: Path | None = None
 
     def __post_init__(self) -> None:

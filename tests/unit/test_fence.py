@@ -44,7 +44,7 @@ def run_script(fence: AttemptFence, marker: Path) -> subprocess.CompletedProcess
         env={},
         timeout_s=None,
         kill_after_s=1,
-        forwards_stdin=False,
+        stdin="none",
         isolation="none",
         workdir="/",
         merge_stderr=False,
@@ -218,7 +218,7 @@ def test_a_script_that_cannot_create_its_fence_runs_nothing(in_namespace: Callab
     except OSError:
         (disk / str(made[-1])).unlink()
     request = Request(nonces=fence.nonces, command=["touch", str(tmp / "marker")], env={}, timeout_s=None,
-        kill_after_s=1, forwards_stdin=False, isolation="none", workdir="/", merge_stderr=False, ntasks=1, rootfs="-",
+        kill_after_s=1, stdin="none", isolation="none", workdir="/", merge_stderr=False, ntasks=1, rootfs="-",
         uid=0, gid=0, covers=())
     done = subprocess.run(["/bin/sh", "-c", BOOTSTRAP, "stepfence", fence.path.parent, fence.name],
         input=request.encode(), capture_output=True)

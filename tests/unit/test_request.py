@@ -25,7 +25,7 @@ REQUEST = Request(
     env={},
     timeout_s=None,
     kill_after_s=5,
-    forwards_stdin=False,
+    stdin="none",
     isolation="none",
     workdir="/",
     merge_stderr=False,
@@ -79,8 +79,8 @@ def test_a_request_is_two_lines_that_carry_their_word_counts(words: list[bytes])
     encoded = replace(REQUEST, command=["true", *map(os.fsdecode, words)]).encode()
     outer, inner, rest = encoded.split(b"\n")
     assert rest == b""
-    assert outer.startswith(b"sf1 13 ")
-    assert inner.startswith(b"sf1 %d " % (len(words) + 5))
+    assert outer.startswith(b"sf1 14 ")
+    assert inner.startswith(b"sf2 %d " % (len(words) + 6))
 
 
 def test_each_line_has_its_own_nonce_alone() -> None:
@@ -99,7 +99,7 @@ def test_nonces_are_fresh() -> None:
 
 @given(st.floats(min_value=1e-9, max_value=1e8))
 def test_a_time_limit_is_never_rounded_down_nor_to_none(timeout_s: float) -> None:
-    limit = int(replace(REQUEST, timeout_s=timeout_s).encode().split(b" ")[3].strip(b"'"))
+    limit = int(replace(REQUEST, timeout_s=timeout_s).encode().split(b" ")[4].strip(b"'"))
     assert limit >= 1
     assert 0 <= limit / 100 - timeout_s <= 0.0101
 
@@ -169,7 +169,7 @@ def test_a_whole_line_with_other_words_runs_nothing(tmp_path: Path, line: int, d
         case "a word twice":
             lines[line] = lines[line].rstrip(b"\n") + b" 'x'\n"
         case "another protocol":
-            lines[line] = lines[line].replace(b"sf1", b"sf2")
+            lines[line] = lines[line].replace(b"sf", b"sg")
         case _:
             lines[line] = lines[line].rstrip(b"\n") + b" "
     status, told, taken = feed(b"".join(lines), FenceRoot(tmp_path / "run"), ["/bin/sh"])

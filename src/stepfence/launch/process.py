@@ -41,6 +41,7 @@ class Plan:
         container_name: Pyxis's name for the container, or None.
         mounts: checked mounts, the fence's included.
         launch_deadline_s: how long the start may take.
+        serves: the script serves one command after the other: a session.
     """
 
     step: Step
@@ -52,10 +53,12 @@ class Plan:
     container_name: str | None = None
     mounts: tuple[Mount, ...] = ()
     launch_deadline_s: float = 60.0
+    serves: bool = False
 
     def script(self) -> list[str]:
         """Return the words that start the step script: nothing secret, nothing of the command."""
-        return ["/bin/sh", "-c", BOOTSTRAP, "stepfence", self.fence_target, self.attempt]
+        words = ["/bin/sh", "-c", BOOTSTRAP, "stepfence", self.fence_target, self.attempt]
+        return [*words, "session"] if self.serves else words
 
 
 BOOTSTRAP = (

@@ -156,7 +156,9 @@ class Attempt:
     def _watch(self, process: Process, streams: Streams) -> Outcome:
         deadline_name: str | None = None
         progress = 0
-        pump = Pump(process, self.request, self.plan.step.stdin, streams, now=self.now)
+        # A session's script finds a command's stdin in a file: the pipe is everybody's.
+        stdin = None if self.plan.serves else self.plan.step.stdin
+        pump = Pump(process, self.request, stdin, streams, keeps_open=self.plan.serves, now=self.now)
         try:
             while True:
                 deadline_name = self._pass_deadlines(streams)

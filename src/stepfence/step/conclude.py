@@ -62,7 +62,7 @@ def result_of(outcome: Outcome, *, step: Step, fence: AttemptFence, evidence: Ev
     """Return the result of an attempt whose tasks all ended."""
     timed_out = any(end.limit for end in outcome.ends.values())
     stdout, stderr, complete = outcome.stdout, outcome.stderr, outcome.streams_complete
-    if step.ntasks > 1:
+    if step.ntasks > 1 or (fence.command is not None and evidence.isolation == "none"):
         sinks, complete = _read_outputs(step, fence)
         stdout, stderr = (sink.kept for sink in sinks)
         outcome.failure = outcome.failure or sinks[0].failure or sinks[1].failure
@@ -148,14 +148,14 @@ def _task_list(evidence: Evidence) -> str:
 
 
 def _read_outputs(step: Step, fence: AttemptFence) -> tuple[list[Sink], bool]:
-    """Read what many tasks wrote, one after the other by number, within the step's bound."""
+    """Read what went to files, task after task by number, within the step's bound."""
     sinks = []
     complete = True
     for name, callback in (("out", step.on_stdout), ("err", step.on_stderr)):
         sink = Sink(HeadTail(step.keep_bytes), callback=callback, spool=None)
         for task in range(step.ntasks):
             try:
-                with (fence.path / f"{name}.{task}").open("rb") as file:
+                with fence.file(name, task).open("rb") as file:
                     while piece := file.read(256 * 1024):
                         sink(piece)
             except OSError:

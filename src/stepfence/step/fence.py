@@ -23,7 +23,7 @@ import os
 import secrets
 import shutil
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from stepfence.step.request import Nonces
 from stepfence.step.sentinel import End, parse_finished
 
 _WITNESS = "attempt.json"
+_COMMAND_FILES = ("record", "finished", "limit", "stdin", "out", "err", "status")
 _WITNESS_LIMIT = 1024 * 1024
 
 
@@ -90,12 +91,21 @@ class FenceRoot:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFence:
-    """The fence of one attempt."""
+    """The fence of one attempt.
+
+    Attributes:
+        path: its directory.
+        ntasks: of how many tasks it is.
+        nonces: its secrets; None of a runner that is gone.
+        witness: device, inode and contents of the runner's own file.
+        command: of a session, the number of its command that this is the fence of; None of a step of its own.
+    """
 
     path: Path
     ntasks: int
     nonces: Nonces | None
     witness: tuple[int, int, bytes]
+    command: int | None = None
 
     @classmethod
     def create(cls, path: Path, *, nonces: Nonces, facts: dict[str, Any]) -> AttemptFence:
@@ -118,15 +128,23 @@ class AttemptFence:
         """
         return cls(path, _ntasks(path), None, _read(path / _WITNESS, limit=_WITNESS_LIMIT))
 
+    def of_command(self, number: int, nonces: Nonces) -> AttemptFence:
+        """Return the fence of a session's command: files of its own in the session's directory."""
+        return replace(self, nonces=nonces, command=number)
+
     @property
     def name(self) -> str:
         """The attempt's id."""
-        return self.path.name
+        return self.path.name if self.command is None else f"{self.path.name}.{self.command}"
 
     @property
     def step_name(self) -> str:
         """The name its Slurm step goes by, so that it can be found and cancelled."""
-        return f"sf-{self.name}"
+        return f"sf-{self.path.name}"
+
+    def file(self, kind: str, task: int) -> Path:
+        """Return the path of a task's file of a kind, e.g. ``status``."""
+        return self.path / f"{kind}.{task if self.command is None else self.command}"
 
     def revoke(self) -> tuple[Fence, ...]:
         """Try to make sure that no task starts any more; return what became of each.
@@ -136,7 +154,7 @@ class AttemptFence:
         return tuple(self._revoke(task) for task in range(self.ntasks))
 
     def _revoke(self, task: int) -> Fence:
-        path = self.path / f"status.{task}"
+        path = self.file("status", task)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -152,7 +170,7 @@ class AttemptFence:
 
     def has_finished(self) -> bool:
         """Whether any task left a `finished` file. Without the nonce it is a hint, not a result."""
-        return any(os.path.lexists(self.path / f"finished.{task}") for task in range(self.ntasks))
+        return any(os.path.lexists(self.file("finished", task)) for task in range(self.ntasks))
 
     def is_intact(self) -> bool:
         """Whether the witness is still there, the same file with the same words."""
@@ -166,10 +184,16 @@ class AttemptFence:
         if self.nonces is None:
             return None
         try:
-            contents = read_regular(self.path / f"finished.{task}", limit=512)
+            contents = read_regular(self.file("finished", task), limit=512)
         except OSError:
             return None
         return parse_finished(contents, self.nonces, task)
+
+    def forget_command(self) -> None:
+        """Remove the files of a session's command that has ended: no later one has its number."""
+        for kind in _COMMAND_FILES:
+            with contextlib.suppress(OSError):
+                self.file(kind, 0).unlink()
 
     def retire(self) -> None:
         """Remove the directory of an attempt whose tasks have all ended, renamed away first.

@@ -9,7 +9,7 @@
 # Exit status: 93 refused, before the fence was taken.
 
 unset sf_count sf_fence sf_line sf_one sf_path sf_start
-sf_way=$1 sf_task=$2 sf_attempt=$3 sf_stdin=$4 sf_merge=$5 sf_tasks=$6
+sf_way=$1 sf_task=$2 sf_attempt=$3 sf_stdin=$4 sf_merge=$5 sf_files=$6
 
 sf_refuse() {
   printf 'stepfence-refused %s %s %s %s\n' "${sf_start:--}" "$sf_task" "$1" "$2" >&4
@@ -34,9 +34,18 @@ sf_nl='
 sf_fence=/proc/self/fd/9
 IFS= LC_ALL=C read -r sf_line || sf_refuse request-torn "no whole command on stdin"
 eval "set -- $sf_line"
-[ "${1:-}" = sf1 ] && [ "$#" -ge 5 ] && [ "$2" = "$#" ] || sf_refuse request-torn "words are missing"
-sf_start=$3 sf_count=$4
-shift 4
+[ "${1:-}" = sf2 ] && [ "$#" -ge 6 ] && [ "$2" = "$#" ] || sf_refuse request-torn "words are missing"
+[ "$4" = - ] || [ "$4" = "$sf_task" ] || sf_refuse request-torn "it is that of command $4"
+sf_start=$3 sf_count=$5
+shift 5
+# The command can open what its parent has open, and the next request may be in there.
+case $sf_stdin in
+  none) exec </dev/null ;;
+  file)
+    { command : <"$sf_fence/stdin.$sf_task"; } 2>/dev/null || sf_refuse record-failed "no file of its stdin"
+    exec <"$sf_fence/stdin.$sf_task"
+    ;;
+esac
 while [ "$sf_count" -gt 0 ]; do
   command export "${1?}" 2>/dev/null || sf_refuse env-refused "${1%%=*}"
   shift
@@ -44,7 +53,7 @@ while [ "$sf_count" -gt 0 ]; do
 done
 export STEPFENCE_ATTEMPT="$sf_attempt"
 sf_find "$1" || sf_refuse command-missing "$1"
-if [ "$sf_tasks" != 1 ]; then
+if [ "$sf_files" = 1 ]; then
   { command : >"$sf_fence/out.$sf_task" && command : >"$sf_fence/err.$sf_task"; } || sf_refuse record-failed "output files"
   exec 5>"$sf_fence/out.$sf_task" 6>"$sf_fence/err.$sf_task"
 else
@@ -81,10 +90,6 @@ sf_run() {
   fi
   exec "$@"
 }
-if [ "$sf_stdin" = 1 ]; then
-  (sf_run "$@") >&5 2>&6
-else
-  (sf_run "$@") >&5 2>&6 </dev/null
-fi
+(sf_run "$@") >&5 2>&6
 printf 'exit %s\n' "$?" >&8
 exit 0

@@ -26,6 +26,7 @@ class Pump:
         request: sent at once.
         stdin: the command's own stdin, sent after `release_stdin`.
         streams: what stdout and stderr are fed to.
+        keeps_open: the process serves more commands after this one: its stdin stays open.
         now: a monotonic clock.
     """
 
@@ -36,10 +37,12 @@ class Pump:
         stdin: bytes | BinaryIO | None,
         streams: Streams,
         *,
+        keeps_open: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._process = process
         self._streams = streams
+        self._keeps_open = keeps_open
         self._now = now
         self._dead_since: float | None = None
         self._selector = selectors.DefaultSelector()
@@ -83,7 +86,8 @@ class Pump:
 
     def close(self) -> None:
         """Stop watching and close stdin; the other pipes stay open for whoever reaps the process."""
-        self._stdin.close()
+        if not self._keeps_open:
+            self._stdin.close()
         self._selector.close()
 
     def _read(self, which: int) -> None:

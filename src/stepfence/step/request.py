@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from stepfence.errors import BadInput
 
-PROTOCOL = b"sf1"
-_FIXED_WORDS = 13
+_OUTER, _INNER = b"sf1", b"sf2"
+"""How the two lines begin: a session tells by it what it reads."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LIMIT_BYTES = 1024 * 1024
 _WORD_BYTES = 128 * 1024 - 1
@@ -47,7 +47,8 @@ class Request:
         env: variables for the command.
         timeout_s: the command's limit; None means none. Rounded up to hundredths of a second.
         kill_after_s: from TERM to KILL once the limit has passed.
-        forwards_stdin: the rest of stdin is the command's; else it reads /dev/null.
+        number: of a session's command: which one; None for a step of its own.
+        stdin: what the command reads: ``none`` (/dev/null), ``rest`` (of the script's stdin), ``file`` (in its fence).
         isolation: ``auto``, ``require`` or ``none``.
         workdir: the command's working directory, or "" for wherever the script starts.
         merge_stderr: the command's stderr goes to its stdout.
@@ -62,7 +63,7 @@ class Request:
     env: Mapping[str, str]
     timeout_s: float | None
     kill_after_s: float
-    forwards_stdin: bool
+    stdin: str
     isolation: str
     workdir: str
     merge_stderr: bool
@@ -71,6 +72,7 @@ class Request:
     uid: int
     gid: int
     covers: Sequence[str]
+    number: int | None = None
 
     def encode(self) -> bytes:
         """Return the two lines.
@@ -78,11 +80,13 @@ class Request:
         Raises:
             BadInput: the command or a variable cannot be passed on.
         """
+        number = b"-" if self.number is None else b"%d" % self.number
         outer: list[bytes] = [
             self.nonces.end.encode(),
+            number,
             b"-" if self.timeout_s is None else _hundredths(self.timeout_s),
             _hundredths(self.kill_after_s),
-            b"%d" % self.forwards_stdin,
+            self.stdin.encode(),
             self.isolation.encode(),
             os.fsencode(self.workdir),
             b"%d" % self.merge_stderr,
@@ -94,11 +98,12 @@ class Request:
         ]
         inner = [
             self.nonces.start.encode(),
+            number,
             b"%d" % len(self.env),
             *(_assignment(name, value) for name, value in self.env.items()),
             *_command_words(self.command),
         ]
-        lines = _line(outer) + _line(inner)
+        lines = _line(_OUTER, outer) + _line(_INNER, inner)
         if len(lines) > _LIMIT_BYTES:
             raise BadInput(
                 f"command and environment take {len(lines)} bytes, more than {_LIMIT_BYTES}: use stdin or a file"
@@ -117,14 +122,14 @@ def quote(word: bytes) -> bytes:
     return b"'" + word.replace(b"'", b"'\\''").replace(b"\n", b"'\"$sf_nl\"'") + b"'"
 
 
-def _line(words: Sequence[bytes]) -> bytes:
+def _line(tag: bytes, words: Sequence[bytes]) -> bytes:
     count = b"%d" % (len(words) + 2)
     for word in words:
         if b"\0" in word:
             raise BadInput(f"{word[:60]!r} holds a NUL byte, which no command line can carry: remove it")
         if len(word) > _WORD_BYTES:
             raise BadInput(f"{word[:60]!r}... takes {len(word)} bytes, more than {_WORD_BYTES}: use stdin or a file")
-    return b" ".join([PROTOCOL, count, *map(quote, words)]) + b"\n"
+    return b" ".join([tag, count, *map(quote, words)]) + b"\n"
 
 
 def _hundredths(seconds: float) -> bytes:

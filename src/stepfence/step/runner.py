@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,29 +15,22 @@ from stepfence.breaker import LaunchBreaker
 from stepfence.cluster.allocation import Allocation
 from stepfence.cluster.slurm import Slurm
 from stepfence.errors import BadInput, StepNotLaunched
-from stepfence.launch.gate import LaunchGate
 from stepfence.launch.local import LocalLauncher
-from stepfence.launch.process import Exit, Launcher, Plan
-from stepfence.launch.reaper import Reaper
+from stepfence.launch.process import Launcher, Plan
 from stepfence.launch.srun import SrunLauncher
 from stepfence.ledger import Ledger
-from stepfence.model import Evidence, Isolation, Step, Verdict
+from stepfence.model import KEEP_BYTES, Container, Isolation, Step, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
+from stepfence.session import Session
 from stepfence.settings import Settings
 from stepfence.step.attempt import END_PATIENCE_S, Attempt, Outcome, end_step
-from stepfence.step.classify import Fence
-from stepfence.step.conclude import error_of, evidence_of, result_of
 from stepfence.step.fence import AttemptFence, FenceRoot
 from stepfence.step.place import Place, Places
-from stepfence.step.request import Nonces, Request
+from stepfence.step.request import Nonces
 from stepfence.step.result import StepResult
+from stepfence.step.runtime import KILL_AFTER_S, Runtime, plan_of, request_of
 from stepfence.step.takeover import take_over
 from stepfence.step.targets import Targets
-
-CREATE_DEADLINE_S = 3600.0
-LAUNCH_DEADLINE_S = 60.0
-KILL_AFTER_S = 5.0
-"""From TERM to KILL once a command's limit has passed."""
 
 
 @dataclass(slots=True)
@@ -107,9 +99,14 @@ class StepRunner:
         self.fences = FenceRoot(Path(run_dir), native=self._settings.native)
         self.run_dir = self.fences.path.parent
         self._targets = Targets(self.fences.path)
-        self._places = Places(self.fences, allocation)
-        self._gate = LaunchGate()
-        self._reaper = Reaper()
+        self._runtime = Runtime(
+            launcher=self.launcher,
+            allocation=allocation,
+            environ=self._settings.environ,
+            fences=self.fences,
+            places=Places(self.fences, allocation),
+            breaker=self.breaker,
+        )
 
     @classmethod
     def local(
@@ -135,7 +132,7 @@ class StepRunner:
 
     def close(self) -> None:
         """Wait, at most 15 s, until every step given up was ended and every srun reaped."""
-        self._reaper.close()
+        self._runtime.reaper.close()
 
     def run(self, step: Step, *, target: str | None = None) -> StepResult:
         """Run a step and return its command's result, whatever the command's exit status.
@@ -158,10 +155,50 @@ class StepRunner:
         target = target or f"step-{secrets.token_hex(6)}"
         with contextlib.ExitStack() as stack:
             if named:
-                with self._in_run_dir(target):
+                with self._runtime.in_run_dir(target):
                     locked = stack.enter_context(self._targets.held(target))
                 take_over(target, self._targets, locked=locked)
             return self._run(_Operation(step, target, named))
+
+    def session(
+        self,
+        *,
+        container: Container | None = None,
+        node: str | None = None,
+        workdir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+        cpus_per_task: int | None = None,
+        gpus: int | None = None,
+        mem_mib: int | None = None,
+        srun_options: tuple[str, ...] = (),
+        launch_deadline_s: float | None = None,
+        keep_bytes: int = KEEP_BYTES,
+    ) -> Session:
+        """Return a session: many commands in one step, a few milliseconds each; see `Session` and `Step`.
+
+        Nothing is launched before its first command, or `Session.open`, which ``with`` calls.
+
+        Raises:
+            BadInput: no step can be made of it.
+        """
+        step = Step(
+            ["true"],
+            container=container,
+            node=node,
+            workdir=workdir,
+            env=env or {},
+            isolation=isolation,
+            cpus_per_task=cpus_per_task,
+            gpus=gpus,
+            mem_mib=mem_mib,
+            srun_options=srun_options,
+            launch_deadline_s=launch_deadline_s,
+            keep_bytes=keep_bytes,
+        )
+        _check(step)
+        self.launcher.check(step)
+        return Session(self._runtime, step, ledger=self.ledger, retry=self.retry)
 
     def _run(self, operation: _Operation) -> StepResult:
         result = retry_on_provable_non_execution(
@@ -169,7 +206,7 @@ class StepRunner:
             target=operation.target,
             ledger=self.ledger,
             policy=self.retry,
-            remaining_s=self._remaining_s,
+            remaining_s=self._runtime.remaining_s,
         )
         # Only now that the ledger has it: a runner that dies in between leaves one of the two.
         if operation.record is not None:
@@ -179,35 +216,21 @@ class StepRunner:
             raise operation.failure
         return result
 
-    def _remaining_s(self) -> float:
-        remaining = self.launcher.remaining_s()
-        return math.inf if remaining is None else remaining
-
     # ---- one attempt ----------------------------------------------------------------------------------------
 
     def _attempt(self, operation: _Operation) -> StepResult:
-        step, target = operation.step, operation.target
+        runtime, step, target = self._runtime, operation.step, operation.target
         with contextlib.ExitStack() as stack:
-            entered = stack.enter_context(self._gate.entered())
-            self.breaker.before_launch()
-            launch_deadline_s = self._launch_deadline_s(step, target)
-            with self._in_run_dir(target):
-                place = stack.enter_context(self._places.of(step, wait_s=launch_deadline_s))
+            entered = stack.enter_context(runtime.gate.entered())
+            runtime.breaker.before_launch()
+            launch_deadline_s = runtime.launch_deadline_s(step, target)
+            with runtime.in_run_dir(target):
+                place = stack.enter_context(runtime.places.of(step, wait_s=launch_deadline_s))
                 nonces = Nonces.fresh()
-                request = _request(step, place, nonces).encode()
-                fence = self._fence(place, step, nonces, target)
+                request = request_of(step, place, nonces).encode()
+                fence = runtime.fence(place, step, nonces, target)
                 record = self._targets.record(target, fence) if operation.is_named else None
-            plan = Plan(
-                step=step,
-                step_name=fence.step_name,
-                fence_target=place.fence_target,
-                attempt=fence.name,
-                node=place.node,
-                image=place.image,
-                container_name=place.real_name,
-                mounts=place.mounts,
-                launch_deadline_s=launch_deadline_s,
-            )
+            plan = plan_of(step, place, fence, launch_deadline_s=launch_deadline_s)
 
             def started() -> None:
                 entered.leave()
@@ -232,61 +255,15 @@ class StepRunner:
                     # Or an interrupted run could never be taken up again: its own revocation would look like a start.
                     _forget(record)
                 raise
-        handed = outcome.process.exit if outcome.process else Exit()
-        evidence = evidence_of(outcome, plan=plan, environment=getattr(self.launcher, "environment", {}))
-        completed = outcome.verdict is Verdict.COMPLETED
-        ended = result_of(outcome, step=step, fence=fence, evidence=evidence, handed=handed) if completed else None
+        ended = runtime.conclude(outcome, plan=plan, fence=fence, target=target)
+        runtime.note_launch(ended)
         self._hand_over(plan, place, fence, outcome)
-        if completed:
-            operation.record, operation.failure = record, outcome.failure
         if record is not None and outcome.verdict is Verdict.NEVER_RAN:
             _forget(record)
-        if ended is None:
-            error = error_of(
-                outcome,
-                plan=plan,
-                evidence=evidence,
-                handed=handed,
-                target=target,
-                environ=self._settings.environ,
-            )
-            self.breaker.record(launched=evidence.start_seen, cause=error.cause)
-            raise error
-        self.breaker.record(launched=True)
+        if isinstance(ended, StepNotLaunched):
+            raise ended
+        operation.record, operation.failure = record, outcome.failure
         return ended
-
-    def _launch_deadline_s(self, step: Step, target: str) -> float:
-        creates = step.container is not None and step.container.image is not None
-        wanted = step.launch_deadline_s or (CREATE_DEADLINE_S if creates else LAUNCH_DEADLINE_S)
-        command = 0.0 if step.timeout_s is None else step.timeout_s + KILL_AFTER_S + step.grace_s
-        remaining = self._remaining_s()
-        if remaining <= command:
-            raise _not_started(
-                target,
-                f"the allocation ends in {max(0.0, remaining):.0f} s, and the command may take {command:.0f} s with "
-                "its grace. Shorten the timeout, or run it in a longer allocation.",
-                cause="allocation-end",
-                deadline="allocation_end",
-            )
-        return min(wanted, remaining - command)
-
-    def _fence(self, place: Place, step: Step, nonces: Nonces, target: str) -> AttemptFence:
-        job = self.allocation.job_id if self.allocation else None
-        facts = {"target": target, "job": job, "owner_pid": os.getpid()}
-        return self.fences.attempt(place.box, ntasks=step.ntasks, nonces=nonces, facts=facts)
-
-    @contextlib.contextmanager
-    def _in_run_dir(self, target: str) -> Iterator[None]:
-        """Say what an error of the file system means before anything was spawned."""
-        try:
-            yield
-        except OSError as error:
-            raise _not_started(
-                target,
-                f"no fence can be made below {self.fences.path}: {error.strerror or error}. Free space there, or "
-                "choose another --run-dir.",
-                cause="run-dir",
-            ) from error
 
     def _hand_over(self, plan: Plan, place: Place, fence: AttemptFence, outcome: Outcome) -> None:
         """Leave the process to the reaper, and have the step ended where it must not go on."""
@@ -308,54 +285,20 @@ class StepRunner:
             if place.creates or not is_over:
                 step_id = next((start.step_id for start in outcome.starts.values() if start.step_id), "")
                 end_step(self.launcher, plan, process, step_id=step_id, started=bool(outcome.starts))
-            self._reaper.take(process, then=clean)
+            self._runtime.reaper.take(process, then=clean)
 
         # Where a signal ended srun, nobody has told the step to end.
         is_gone = (process.poll() or 0) >= 0 and process.exit.returncode is not None
         if outcome.needs_end and (not is_gone or place.creates):
-            self._reaper.do(end)
+            self._runtime.reaper.do(end)
         else:
-            self._reaper.take(process, then=clean)
+            self._runtime.reaper.take(process, then=clean)
 
 
 def _forget(record: Path) -> None:
     """Remove the record of an attempt that is decided; one that stays is for the next runner of its target to judge."""
     with contextlib.suppress(OSError):
         record.unlink(missing_ok=True)
-
-
-def _request(step: Step, place: Place, nonces: Nonces) -> Request:
-    parallel = step.mpi not in (None, "none")
-    return Request(
-        nonces=nonces,
-        command=step.command,
-        env=step.env,
-        timeout_s=step.timeout_s,
-        kill_after_s=KILL_AFTER_S,
-        forwards_stdin=step.stdin is not None,
-        isolation=step.isolation or (Isolation.NONE if parallel else Isolation.AUTO),
-        workdir=place.workdir,
-        merge_stderr=step.merge_stderr,
-        ntasks=step.ntasks,
-        rootfs=place.rootfs,
-        uid=place.uid,
-        gid=place.gid,
-        covers=place.covers,
-    )
-
-
-def _not_started(target: str, why: str, *, cause: str, deadline: str | None = None) -> StepNotLaunched:
-    """Return the error for an attempt that was never spawned, and would not be the next time either."""
-    return StepNotLaunched(
-        f"{target} was not started: {why}",
-        provable_non_execution=True,
-        status=Fence.UNSPAWNED,
-        evidence=Evidence(deadline=deadline),
-        hint=why,
-        cause=cause,
-        transient=False,
-        target=target,
-    )
 
 
 def _check(step: Step) -> None:

@@ -1,0 +1,5 @@
+"""Many commands in one step."""
+
+from stepfence.session.session import Session
+
+__all__ = ["Session"]

@@ -1,0 +1,348 @@
+"""`Session`: many commands in one step, each with a fence of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, BinaryIO, Self
+
+from stepfence.errors import RunnerError, StepNotLaunched
+from stepfence.launch.process import Launcher, Plan, Process
+from stepfence.ledger import Ledger
+from stepfence.model import Step, Verdict
+from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
+from stepfence.step.attempt import Attempt, Outcome, end_step
+from stepfence.step.fence import AttemptFence
+from stepfence.step.place import Place
+from stepfence.step.request import Nonces, Request
+from stepfence.step.result import StepResult
+from stepfence.step.runtime import KILL_AFTER_S, Runtime, not_started, plan_of, request_of
+
+_HARMLESS = ("workdir-missing", "command-missing", "env-refused", "sleep-missing", "record-failed")
+"""Refusals that say something of one command, and nothing of the session."""
+
+_IN_MEMORY_BYTES = 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Live:
+    """A session's step, from its launch to its end."""
+
+    place: Place
+    fence: AttemptFence
+    process: Process | None = None
+    step_id: str = ""
+    commands: int = 0
+    settled: AttemptFence | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class _Channel:
+    """The launcher of a session's commands: the first one launches the step, the others find it there."""
+
+    def __init__(self, launcher: Launcher, live: _Live) -> None:
+        self.name = launcher.name
+        self._launcher = launcher
+        self._live = live
+
+    def check(self, step: Step) -> None:
+        self._launcher.check(step)
+
+    def launch(self, plan: Plan) -> Process:
+        if self._live.process is None:
+            self._live.process = self._launcher.launch(plan)
+        return self._live.process
+
+    def end(self, process: Process, *, step_id: str, step_name: str, patience_s: float) -> str:
+        step_id = step_id or self._live.step_id
+        return self._launcher.end(process, step_id=step_id, step_name=step_name, patience_s=patience_s)
+
+    def remove_container(self, name: str, *, node: str | None) -> None:
+        self._launcher.remove_container(name, node=node)
+
+    def remaining_s(self) -> float | None:
+        return self._launcher.remaining_s()
+
+
+class Session:
+    """Run many commands in one step: a shell there serves one after the other, in milliseconds each.
+
+    Every command has a fence and nonces of its own, and is classified like a step of its own. When the session dies,
+    what was in flight is revoked: where that is won the command provably never ran, and a new step serves it, whether
+    or not the old one is dead. A container with a name is entered again then; one without went with its step, and
+    nothing more is run in this session.
+
+    Thread-safe: commands wait for each other. Made by `StepRunner.session`.
+
+    Args:
+        runtime: what the runner's attempts share.
+        step: where and how: container, node, environment, resources; its command is not run.
+        ledger, retry: as for the runner's steps.
+    """
+
+    def __init__(self, runtime: Runtime, step: Step, *, ledger: Ledger | None, retry: RetryPolicy) -> None:
+        self.name = f"session-{secrets.token_hex(4)}"
+        self._runtime = runtime
+        self._step = step
+        self._ledger = ledger
+        self._retry = retry
+        self._lock = threading.Lock()
+        self._live: _Live | None = None
+        self._has_served = False
+        self._closed = False
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the step runs, as far as is known here; `open` asks it."""
+        live = self._live
+        return live is not None and live.is_up
+
+    def open(self, *, timeout_s: float = 60.0) -> StepResult:
+        """Launch the step, or ask the one that is there for a sign of life: run a command that does nothing.
+
+        Raises:
+            RunnerError: as `run`.
+        """
+        return self.run(["/bin/sh", "-c", ":"], timeout_s=timeout_s, target=f"{self.name}/open-{self._count}")
+
+    def close(self) -> None:
+        """Let the step end; a second call does nothing. A command under way is waited for."""
+        with self._lock:
+            self._closed = True
+            live, self._live = self._live, None
+            if live is not None and live.process is not None:
+                self._retire(live, live.process)
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | BinaryIO | None = None,
+        merge_stderr: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        launch_deadline_s: float | None = None,
+        target: str | None = None,
+    ) -> StepResult:
+        """Run a command in the session and return its result, whatever its exit status.
+
+        Args:
+            command: the words.
+            timeout_s: its limit, from its start; its process tree is ended then.
+            cwd: its working directory there, absolute; None is the session's.
+            env: variables besides the session's.
+            stdin: what it reads: bytes, or a file that is read to its end first. None is /dev/null.
+            merge_stderr: one stream, in order.
+            on_stdout, on_stderr: called with each piece as it comes; without namespaces there, at the end.
+            launch_deadline_s: how long its start may take; None is 60 s, for a container's creation an hour.
+            target: the operation's name in the ledger.
+
+        Raises:
+            BadInput: it cannot be run as it is.
+            StepNotLaunched: it provably never ran.
+            StepOutcomeUnknown: it may have run.
+            RunnerError: the session is closed.
+        """
+        step = replace(
+            self._step,
+            command=command,
+            env={**self._step.env, **(env or {})},
+            timeout_s=timeout_s,
+            workdir=cwd if cwd is not None else self._step.workdir,
+            merge_stderr=merge_stderr,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            launch_deadline_s=launch_deadline_s if launch_deadline_s is not None else self._step.launch_deadline_s,
+        )
+        with contextlib.ExitStack() as stack:
+            source = stack.enter_context(_spooled(stdin)) if stdin is not None else None
+            with self._lock:
+                if self._closed:
+                    raise RunnerError(f"{self.name} is closed: open another one")
+                self._count += 1
+                asked = _Command(step, source, target or f"{self.name}/{self._count}")
+                result = retry_on_provable_non_execution(
+                    lambda: self._attempt(asked),
+                    target=asked.target,
+                    ledger=self._ledger,
+                    policy=self._retry,
+                    remaining_s=self._runtime.remaining_s,
+                )
+        if asked.failure is not None:
+            raise asked.failure
+        return result
+
+    # ---- one attempt ----------------------------------------------------------------------------------------
+
+    def _attempt(self, asked: _Command) -> StepResult:
+        runtime, step, target = self._runtime, asked.step, asked.target
+        with contextlib.ExitStack() as stack:
+            launches = not self.is_up
+            if launches:
+                self._check_restart(target)
+                entered = stack.enter_context(runtime.gate.entered())
+                runtime.breaker.before_launch()
+            launch_deadline_s = runtime.launch_deadline_s(step, target, creates=None if launches else False)
+            nonces = Nonces.fresh()
+            with runtime.in_run_dir(target):
+                if launches:
+                    place = stack.enter_context(runtime.places.of(step, wait_s=launch_deadline_s))
+                    self._live = _Live(place, runtime.fence(place, step, nonces, self.name))
+                live = self._live
+                assert live is not None  # noqa: S101
+                fence = live.fence.of_command(live.commands, nonces)
+                request = self._request(asked, live, nonces)
+                live.commands += 1
+                if asked.stdin is not None:
+                    asked.write_stdin(fence.file("stdin", 0))
+            plan = plan_of(step, live.place, fence, launch_deadline_s=launch_deadline_s, serves=True)
+
+            def started() -> None:
+                if launches:
+                    entered.leave()
+                    if live.place.claim:
+                        live.place.claim.created()
+
+            attempt = Attempt(
+                plan=plan,
+                fence=fence,
+                nonces=nonces,
+                request=request.encode(),
+                launcher=_Channel(runtime.launcher, live),
+                kill_after_s=KILL_AFTER_S,
+                on_start=started,
+            )
+            try:
+                outcome = attempt.run()
+            except BaseException as interruption:
+                interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
+                self._live = None  # its step was ended
+                raise
+        ended = runtime.conclude(outcome, plan=plan, fence=fence, target=target)
+        if launches:
+            runtime.note_launch(ended)
+        self._keep_or_end(live, plan, fence, outcome)
+        if isinstance(ended, StepNotLaunched):
+            raise ended
+        asked.failure = outcome.failure
+        return ended
+
+    def _request(self, asked: _Command, live: _Live, nonces: Nonces) -> Request:
+        request = request_of(asked.step, live.place, nonces)
+        return replace(
+            request,
+            number=live.commands,
+            stdin="none" if asked.stdin is None else "file",
+            workdir=asked.step.workdir or live.place.workdir,
+            # Whose root file system it is was asked by the first.
+            rootfs=request.rootfs if live.commands == 0 else "-",
+        )
+
+    def _check_restart(self, target: str) -> None:
+        """Refuse to go on in another container than the one the commands so far ran in."""
+        if self._live is not None:
+            self._live = None  # it died since the last command
+        container = self._step.container
+        if self._has_served and container is not None and container.name is None:
+            raise not_started(
+                target,
+                "the session's container had no name and went with its step. Open another session, or give the "
+                "container a name so that it survives.",
+                cause="session-lost",
+            )
+
+    # ---- what becomes of the step ---------------------------------------------------------------------------
+
+    def _keep_or_end(self, live: _Live, plan: Plan, fence: AttemptFence, outcome: Outcome) -> None:
+        process = outcome.process
+        live.step_id = live.step_id or next((s.step_id for s in outcome.starts.values() if s.step_id), "")
+        self._has_served = self._has_served or bool(outcome.starts)
+        if outcome.verdict is Verdict.COMPLETED and outcome.streams_complete and not outcome.needs_end:
+            # The script writes its last file after the end sentinel, and before it reads on.
+            if live.settled is not None:
+                live.settled.forget_command()
+            live.settled = fence
+            return
+        refusal = next(iter(outcome.refusals.values()), None)
+        if refusal is not None and refusal.reason in _HARMLESS and process is not None and process.poll() is None:
+            return
+        self._live = None
+        if process is None:
+            return
+
+        def end() -> None:
+            channel = _Channel(self._runtime.launcher, live)
+            end_step(channel, plan, process, step_id=live.step_id, started=self._has_served)
+            # Its fences stay: a late script must find them revoked.
+            self._runtime.reaper.take(process)
+
+        self._runtime.reaper.do(end)
+
+    def _retire(self, live: _Live, process: Process) -> None:
+        def clean() -> None:
+            live.fence.retire()
+            if live.place.is_single_use:
+                self._runtime.fences.forget(live.place.box)
+
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        self._runtime.reaper.take(process, then=clean)
+
+
+@dataclass(slots=True)
+class _Command:
+    """One call of `Session.run`.
+
+    Attributes:
+        step: the command, as a step.
+        stdin: what it reads, to be read from its beginning; None is nothing.
+        target: the operation's name in the ledger.
+        failure: what a callback raised.
+    """
+
+    step: Step
+    stdin: IO[bytes] | None
+    target: str
+    failure: Exception | None = None
+
+    def write_stdin(self, path: Path) -> None:
+        """Put what it reads where the script finds it."""
+        assert self.stdin is not None  # noqa: S101
+        self.stdin.seek(0)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            shutil.copyfileobj(self.stdin, file)
+
+
+@contextlib.contextmanager
+def _spooled(source: bytes | BinaryIO) -> Iterator[IO[bytes]]:
+    """Read a source to its end: another attempt reads it again."""
+    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as file:
+        if isinstance(source, bytes):
+            file.write(source)
+        else:
+            shutil.copyfileobj(source, file)
+        yield file

@@ -1,0 +1,177 @@
+"""What all attempts of one runner share, and what each of them needs before and after."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from stepfence.breaker import LaunchBreaker
+from stepfence.cluster.allocation import Allocation
+from stepfence.errors import StepNotLaunched
+from stepfence.launch.gate import LaunchGate
+from stepfence.launch.process import Exit, Launcher, Plan
+from stepfence.launch.reaper import Reaper
+from stepfence.model import Evidence, Isolation, Step, Verdict
+from stepfence.step.attempt import Outcome
+from stepfence.step.classify import Fence
+from stepfence.step.conclude import error_of, evidence_of, result_of
+from stepfence.step.fence import AttemptFence, FenceRoot
+from stepfence.step.place import Place, Places
+from stepfence.step.request import Nonces, Request
+from stepfence.step.result import StepResult
+
+CREATE_DEADLINE_S = 3600.0
+LAUNCH_DEADLINE_S = 60.0
+KILL_AFTER_S = 5.0
+"""From TERM to KILL once a command's limit has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The parts that every attempt of a runner uses.
+
+    Attributes:
+        launcher: how steps reach a node.
+        allocation: the job, or None on this machine alone.
+        environ: the caller's environment, for hints.
+        fences: the run directory's fences.
+        places: where steps run.
+        breaker: stops launching when most launches fail.
+        gate: how many launches are under way at once.
+        reaper: ends and reaps what an attempt leaves.
+    """
+
+    launcher: Launcher
+    allocation: Allocation | None
+    environ: Mapping[str, str] = field(repr=False)
+    fences: FenceRoot
+    places: Places
+    breaker: LaunchBreaker
+    gate: LaunchGate = field(default_factory=LaunchGate)
+    reaper: Reaper = field(default_factory=Reaper)
+
+    def remaining_s(self) -> float:
+        """Return the seconds until the allocation ends, infinity where nobody knows."""
+        remaining = self.launcher.remaining_s()
+        return math.inf if remaining is None else remaining
+
+    def launch_deadline_s(self, step: Step, target: str, *, creates: bool | None = None) -> float:
+        """Return how long an attempt's launch may take, so that the command still ends within the allocation.
+
+        Args:
+            step: what is launched.
+            target: the operation.
+            creates: a container may have to be created; None asks the step.
+
+        Raises:
+            StepNotLaunched: there is no time for it.
+        """
+        if creates is None:
+            creates = step.container is not None and step.container.image is not None
+        wanted = step.launch_deadline_s or (CREATE_DEADLINE_S if creates else LAUNCH_DEADLINE_S)
+        command = 0.0 if step.timeout_s is None else step.timeout_s + KILL_AFTER_S + step.grace_s
+        remaining = self.remaining_s()
+        if remaining <= command:
+            raise not_started(
+                target,
+                f"the allocation ends in {max(0.0, remaining):.0f} s, and the command may take {command:.0f} s with "
+                "its grace. Shorten the timeout, or run it in a longer allocation.",
+                cause="allocation-end",
+                deadline="allocation_end",
+            )
+        return min(wanted, remaining - command)
+
+    def fence(self, place: Place, step: Step, nonces: Nonces, target: str) -> AttemptFence:
+        """Make the fence of a new attempt."""
+        job = self.allocation.job_id if self.allocation else None
+        facts = {"target": target, "job": job, "owner_pid": os.getpid()}
+        return self.fences.attempt(place.box, ntasks=step.ntasks, nonces=nonces, facts=facts)
+
+    @contextlib.contextmanager
+    def in_run_dir(self, target: str) -> Iterator[None]:
+        """Say what an error of the file system means before anything was spawned."""
+        try:
+            yield
+        except OSError as error:
+            raise not_started(
+                target,
+                f"no fence can be made below {self.fences.path}: {error.strerror or error}. Free space there, or "
+                "choose another --run-dir.",
+                cause="run-dir",
+            ) from error
+
+    def conclude(
+        self, outcome: Outcome, *, plan: Plan, fence: AttemptFence, target: str
+    ) -> StepResult | StepNotLaunched:
+        """Return the result of an attempt, or the error it comes to."""
+        handed = Exit()
+        if outcome.process:
+            outcome.process.poll()
+            handed = outcome.process.exit
+        evidence = evidence_of(outcome, plan=plan, environment=getattr(self.launcher, "environment", {}))
+        if outcome.verdict is Verdict.COMPLETED:
+            return result_of(outcome, step=plan.step, fence=fence, evidence=evidence, handed=handed)
+        return error_of(outcome, plan=plan, evidence=evidence, handed=handed, target=target, environ=self.environ)
+
+    def note_launch(self, ended: StepResult | StepNotLaunched) -> None:
+        """Tell the breaker what a launch came to."""
+        if isinstance(ended, StepNotLaunched):
+            self.breaker.record(launched=ended.evidence.start_seen, cause=ended.cause)
+        else:
+            self.breaker.record(launched=True)
+
+
+def plan_of(
+    step: Step, place: Place, fence: AttemptFence, *, launch_deadline_s: float, serves: bool = False
+) -> Plan:
+    """Return the plan of a step's attempt in its place."""
+    return Plan(
+        step=step,
+        step_name=fence.step_name,
+        fence_target=place.fence_target,
+        attempt=fence.path.name,
+        node=place.node,
+        image=place.image,
+        container_name=place.real_name,
+        mounts=place.mounts,
+        launch_deadline_s=launch_deadline_s,
+        serves=serves,
+    )
+
+
+def request_of(step: Step, place: Place, nonces: Nonces) -> Request:
+    """Return what the script is told of a step in its place."""
+    parallel = step.mpi not in (None, "none")
+    return Request(
+        nonces=nonces,
+        command=step.command,
+        env=step.env,
+        timeout_s=step.timeout_s,
+        kill_after_s=KILL_AFTER_S,
+        stdin="none" if step.stdin is None else "rest",
+        isolation=step.isolation or (Isolation.NONE if parallel else Isolation.AUTO),
+        workdir=place.workdir,
+        merge_stderr=step.merge_stderr,
+        ntasks=step.ntasks,
+        rootfs=place.rootfs,
+        uid=place.uid,
+        gid=place.gid,
+        covers=place.covers,
+    )
+
+
+def not_started(target: str, why: str, *, cause: str, deadline: str | None = None) -> StepNotLaunched:
+    """Return the error for an attempt that was never spawned, and would not be the next time either."""
+    return StepNotLaunched(
+        f"{target} was not started: {why}",
+        provable_non_execution=True,
+        status=Fence.UNSPAWNED,
+        evidence=Evidence(deadline=deadline),
+        hint=why,
+        cause=cause,
+        transient=False,
+        target=target,
+    )
