@@ -211,7 +211,12 @@ def test_a_command_in_flight_when_the_step_dies_may_have_run(retrying: StepRunne
     ran = tmp_path / "ran"
     with retrying, retrying.session() as session:
         step = pid_of(session)
-        killer = threading.Thread(target=lambda: (wait_until("started", ran.exists), os.killpg(step, signal.SIGKILL)))
+
+        def kill() -> None:
+            wait_until("it has run", lambda: ran.exists() and ran.read_text())
+            os.killpg(step, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
         killer.start()
         with pytest.raises(StepOutcomeUnknown):
             session.run(["sh", "-c", f"echo x >>{ran}; sleep 60"])

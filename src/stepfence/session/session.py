@@ -245,7 +245,8 @@ class Session:
         ended = runtime.conclude(outcome, plan=plan, fence=fence, target=target)
         if launches:
             runtime.note_launch(ended)
-        self._keep_or_end(live, plan, fence, outcome)
+        if not self._goes_on(live, fence, outcome):
+            self._end(live)
         if isinstance(ended, StepNotLaunched):
             raise ended
         asked.failure = outcome.failure
@@ -265,7 +266,7 @@ class Session:
     def _check_restart(self, target: str) -> None:
         """Refuse to go on in another container than the one the commands so far ran in."""
         if self._live is not None:
-            self._live = None  # it died since the last command
+            self._end(self._live)  # it died since the last command
         container = self._step.container
         if self._has_served and container is not None and container.name is None:
             raise not_started(
@@ -277,27 +278,28 @@ class Session:
 
     # ---- what becomes of the step ---------------------------------------------------------------------------
 
-    def _keep_or_end(self, live: _Live, plan: Plan, fence: AttemptFence, outcome: Outcome) -> None:
-        process = outcome.process
+    def _goes_on(self, live: _Live, fence: AttemptFence, outcome: Outcome) -> bool:
+        """Whether the step can serve another command: both its streams are where they should be."""
         live.step_id = live.step_id or next((s.step_id for s in outcome.starts.values() if s.step_id), "")
         self._has_served = self._has_served or bool(outcome.starts)
-        if outcome.verdict is Verdict.COMPLETED and outcome.streams_complete and not outcome.needs_end:
+        if outcome.verdict is Verdict.COMPLETED:
             # The script writes its last file after the end sentinel, and before it reads on.
             if live.settled is not None:
                 live.settled.forget_command()
             live.settled = fence
-            return
+            return outcome.streams_complete and not outcome.needs_end
         refusal = next(iter(outcome.refusals.values()), None)
-        if refusal is not None and refusal.reason in _HARMLESS and process is not None and process.poll() is None:
-            return
-        self._live = None
+        return refusal is not None and refusal.reason in _HARMLESS and live.is_up
+
+    def _end(self, live: _Live) -> None:
+        """End the step behind the caller's back. Its fences stay: a late script must find them."""
+        self._live, process = None, live.process
         if process is None:
             return
+        plan = plan_of(self._step, live.place, live.fence, launch_deadline_s=0.0, serves=True)
 
         def end() -> None:
-            channel = _Channel(self._runtime.launcher, live)
-            end_step(channel, plan, process, step_id=live.step_id, started=self._has_served)
-            # Its fences stay: a late script must find them revoked.
+            end_step(self._runtime.launcher, plan, process, step_id=live.step_id, started=self._has_served)
             self._runtime.reaper.take(process)
 
         self._runtime.reaper.do(end)
