@@ -25,6 +25,8 @@ _STRAGGLER_S = 2.0
 """How long the second stream's end is waited for once the first has ended."""
 END_PATIENCE_S = 8.0
 """How long srun may take to end once its step was told to."""
+_NUDGES = 200
+"""How many pieces of a session's answer are acknowledged at once: each costs its shell a line to read over."""
 _DRAIN_S = 0.5
 """How long a dead process's pipes are read on: a background child may hold them for ever."""
 
@@ -155,7 +157,7 @@ class Attempt:
 
     def _watch(self, process: Process, streams: Streams) -> Outcome:
         deadline_name: str | None = None
-        progress = 0
+        progress = nudges = 0
         # A session's script finds a command's stdin in a file: the pipe is everybody's.
         stdin = None if self.plan.serves else self.plan.step.stdin
         pump = Pump(process, self.request, stdin, streams, keeps_open=self.plan.serves, now=self.now)
@@ -168,9 +170,12 @@ class Attempt:
                     or pump.is_over(self.now(), _DRAIN_S)
                 ):
                     break
-                pump.turn(self._next_wait_s(streams))
-                if streams.progress != progress:
+                heard = pump.turn(self._next_wait_s(streams))
+                # In a session, whose sockets have been idle, the rest of an answer waits for its first packet's
+                # acknowledgement; the pieces of a long one can wait.
+                if streams.progress != progress or (heard and self.plan.serves and nudges < _NUDGES):
                     progress = streams.progress
+                    nudges += 1
                     pump.nudge()
                 if streams.starts and self._clock.started is None:
                     self._clock.started = self.now()

@@ -54,13 +54,15 @@ class Pump:
             self._selector.register(process.pidfd, selectors.EVENT_READ, "exit")
         self._stdin = _Stdin(self._selector, process.stdin, request, stdin)
 
-    def turn(self, wait_s: float) -> None:
-        """Wait for something to happen, at most ``wait_s`` seconds, and handle it."""
+    def turn(self, wait_s: float) -> bool:
+        """Wait for something to happen, at most ``wait_s`` seconds, and handle it; return whether output came."""
         if self._process.pidfd is None or self._dead_since is not None:
             wait_s = min(wait_s, 0.05)
+        heard = False
         for key, _ in self._selector.select(wait_s):
             match key.data:
                 case 0 | 1 | 2 as which:
+                    heard = True
                     self._read(which)
                 case "exit":
                     self._selector.unregister(key.fd)
@@ -69,6 +71,7 @@ class Pump:
                     self._stdin.advance(ready=key.data == "source")
         if self._process.pidfd is None and self._dead_since is None and self._process.poll() is not None:
             self._dead_since = self._now()
+        return heard
 
     def is_over(self, now: float, drain_s: float) -> bool:
         """Whether the process is gone and its pipes have nothing more to give."""
