@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -95,6 +96,22 @@ def eventually(question: Callable[[], object], *, within_s: float = 10.0) -> boo
 def ends_once_there_is(path: Path) -> list[str]:
     """Return a command that runs until a file is made."""
     return ["sh", "-c", 'until [ -e "$1" ]; do sleep 0.1; done', "sh", str(path)]
+
+
+Spawn = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Start processes that end with the test, however it ends: one that is left is another test's failure."""
+    with contextlib.ExitStack() as stack:
+
+        def start(words: list[str], **options: Any) -> subprocess.Popen[str]:
+            process = stack.enter_context(subprocess.Popen(words, text=True, **options))
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 @pytest.fixture
@@ -265,11 +282,11 @@ def test_a_machine_without_cgroups_will_do(make_directory: Callable[[], Path]) -
     assert done.stdout == "node1\n", done.stderr
 
 
-def test_down_leaves_nothing_running(make_directory: Callable[[], Path]) -> None:
+def test_down_leaves_nothing_running(make_directory: Callable[[], Path], spawn: Spawn) -> None:
     directory = make_directory()
     environment = up(directory, "--nodes", "2", "--no-pyxis")
     daemonise = "setsid sh -c 'trap \"\" TERM; sleep 300' >/dev/null 2>&1 & mount -t tmpfs none /mnt; sleep 300"
-    step = subprocess.Popen(["srun", "-N2", "sh", "-c", daemonise], env=environment, stderr=subprocess.DEVNULL)
+    step = spawn(["srun", "-N2", "sh", "-c", daemonise], env=environment, stderr=subprocess.DEVNULL)
     batch = run("sbatch", "-o", "/dev/null", "--wrap", "srun sleep 300", env=environment)
     assert batch.returncode == 0, batch.stderr
     assert eventually(lambda: len(ctl(directory, "stepds", "node1").stdout.split()) >= 2)
@@ -280,12 +297,12 @@ def test_down_leaves_nothing_running(make_directory: Callable[[], Path]) -> None
 
 
 def test_down_ends_what_is_stopped_and_what_entered_a_node_from_outside(
-    api: ModuleType, make_directory: Callable[[], Path]
+    api: ModuleType, make_directory: Callable[[], Path], spawn: Spawn
 ) -> None:
     directory = make_directory()
     made = api.Cluster.up(directory, api.Settings(nodes=2, pyxis=False))
     first = made.node("node1").first
-    intruder = subprocess.Popen(["nsenter", f"--mount=/proc/{first.pid}/ns/mnt", "sleep", "300"])
+    intruder = spawn(["nsenter", f"--mount=/proc/{first.pid}/ns/mnt", "sleep", "300"])
     assert eventually(lambda: namespace_of(intruder.pid, "mnt") == namespace_of(first.pid, "mnt"))
     made.node("node2").stop()
     made.slurmctld.stop()
@@ -376,11 +393,13 @@ def test_a_delay_holds_up_launches_on_its_node_alone(
     assert took_s["node1"] < 2.9 < took_s["node2"], launched_by
 
 
-def test_a_stopped_slurmd_launches_nothing_until_it_goes_on(cluster: Any, environment: dict[str, str]) -> None:
+def test_a_stopped_slurmd_launches_nothing_until_it_goes_on(
+    cluster: Any, environment: dict[str, str], spawn: Spawn
+) -> None:
     daemon = cluster.node("node3").slurmd
     daemon.stop()
     assert eventually(lambda: daemon.process.state == "T")
-    step = subprocess.Popen(["srun", "-w", "node3", "hostname"], env=environment, stdout=subprocess.PIPE, text=True)
+    step = spawn(["srun", "-w", "node3", "hostname"], env=environment, stdout=subprocess.PIPE)
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             step.wait(timeout=1)
@@ -389,9 +408,9 @@ def test_a_stopped_slurmd_launches_nothing_until_it_goes_on(cluster: Any, enviro
     assert step.communicate(timeout=30)[0] == "node3\n"
 
 
-def test_a_slurmstepd_is_found_by_its_step(cluster: Any, environment: dict[str, str]) -> None:
+def test_a_slurmstepd_is_found_by_its_step(cluster: Any, environment: dict[str, str], spawn: Spawn) -> None:
     node = cluster.node("node1")
-    step = subprocess.Popen(["srun", "-w", "node1", "sleep", "8"], env=environment)
+    step = spawn(["srun", "-w", "node1", "sleep", "8"], env=environment)
     assert eventually(lambda: len(node.stepds()) == 1)
     [stepd] = node.stepds()
     [job_id] = run("squeue", "-h", "-o", "%A", env=environment).stdout.split()
@@ -405,9 +424,11 @@ def test_a_slurmstepd_is_found_by_its_step(cluster: Any, environment: dict[str, 
     assert eventually(lambda: not stepd.alive)
 
 
-def test_a_whole_node_stops_and_goes_on(cluster: Any, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_whole_node_stops_and_goes_on(
+    cluster: Any, environment: dict[str, str], tmp_path: Path, spawn: Spawn
+) -> None:
     root = cluster.layout.root
-    step = subprocess.Popen(["srun", "-w", "node4", *ends_once_there_is(tmp_path / "go")], env=environment)
+    step = spawn(["srun", "-w", "node4", *ends_once_there_is(tmp_path / "go")], env=environment)
     assert eventually(lambda: cluster.node("node4").stepds())
     assert ctl(root, "stop-node", "node4").returncode == 0
     assert eventually(lambda: {process.state for process in cluster.node("node4").processes()} == {"T"})
@@ -419,7 +440,7 @@ def test_a_whole_node_stops_and_goes_on(cluster: Any, environment: dict[str, str
 
 
 def test_a_killed_daemon_starts_again_and_another_process_with_its_number_is_left_alone(
-    api: ModuleType, cluster: Any, environment: dict[str, str]
+    api: ModuleType, cluster: Any, environment: dict[str, str], spawn: Spawn
 ) -> None:
     root = cluster.layout.root
     before = cluster.slurmctld.pid
@@ -430,7 +451,7 @@ def test_a_killed_daemon_starts_again_and_another_process_with_its_number_is_lef
     assert cluster.slurmctld.pid not in (None, before)
     assert ctl(root, "wait").returncode == 0
 
-    bystander = subprocess.Popen(["sleep", "60"])
+    bystander = spawn(["sleep", "60"])
     found = api.Process.of(bystander.pid)
     forged = api.Process(found.pid, found.start_ticks - 1, found.boot)
     assert not forged.alive and not forged.signal(signal.SIGKILL) and forged.end()
@@ -444,14 +465,14 @@ def test_a_command_runs_on_a_node_beside_slurm(cluster: Any) -> None:
     assert (done.stdout, done.returncode) == ("node2\n", 3)
 
 
-def test_a_node_is_cut_off_and_healed(make_directory: Callable[[], Path]) -> None:
+def test_a_node_is_cut_off_and_healed(make_directory: Callable[[], Path], spawn: Spawn) -> None:
     directory = make_directory()
     environment = up(directory, "--nodes", "2", "--netns", "--no-pyxis")
     assert sorted(run("srun", "-N2", "hostname", env=environment).stdout.split()) == ["node1", "node2"]
     slot = json.loads((directory / "cluster.json").read_text())["slot"]
     reach = ("ping", "-c1", "-W1", f"10.213.{slot}.2") if shutil.which("ping") else ()
     go = directory / "go"
-    step = subprocess.Popen(["srun", "-w", "node2", *ends_once_there_is(go)], env=environment)
+    step = spawn(["srun", "-w", "node2", *ends_once_there_is(go)], env=environment)
     assert eventually(lambda: ctl(directory, "stepds", "node2").stdout)
     assert ctl(directory, "cut", "node2").returncode == 0
     assert "cut off" in ctl(directory, "status").stdout
