@@ -155,16 +155,24 @@ class SrunLauncher:
 
         The step is cancelled by its id; where srun never told it, by the id that the controller has under its name.
         """
-        exact: str | None = step_id
+        # Before srun ends: a step that is gone has no id any more, and a nameless container goes by it.
+        exact = step_id or self._step_named(step_name)
         process.signal(signal.SIGTERM)
-        with contextlib.suppress(SlurmUnavailable, AllocationError, BadInput):
-            exact = exact or self._slurm.find_step_by_name(self.allocation.component_id, step_name)
-            if exact:
+        if exact == "":  # not there yet; a controller that does not answer is not asked twice
+            exact = self._step_named(step_name)
+        if exact:
+            with contextlib.suppress(SlurmUnavailable, AllocationError, BadInput):
                 self._slurm.cancel_step(exact)
         if process.wait(patience_s) is None:
             process.signal_group(signal.SIGKILL)
             process.wait(5.0)
         return exact or ""
+
+    def _step_named(self, name: str) -> str | None:
+        """Return the id of a step, "" where there is none of that name, None where nobody says."""
+        with contextlib.suppress(SlurmUnavailable, AllocationError, BadInput):
+            return self._slurm.find_step_by_name(self.allocation.component_id, name) or ""
+        return None
 
     def remove_container(self, name: str, *, node: str | None) -> None:
         """Remove a container, in both of Pyxis's scopes, from a node or from all nodes; a failure leaves it there."""
