@@ -137,7 +137,6 @@ def test_a_refused_step_leaves_no_container(job: Any, image: Path, remap: tuple[
             assert (done.returncode, result["refusal"]) == (75, "workdir-missing")
 
 
-@pytest.mark.slow  # on a loaded machine srun can end the step before its id was asked for: its container is left
 def test_a_launch_deadline_at_any_moment_leaves_no_container(job: Any, image: Path) -> None:
     seen = []
     with nothing_left(job):
