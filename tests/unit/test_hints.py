@@ -188,6 +188,35 @@ def test_a_fence_that_is_not_seen_points_to_storage_or_to_a_node_without_pyxis()
     assert (ignored.slug, ignored.transient) == ("plugin-missing", False)
 
 
+@pytest.mark.parametrize(
+    ("detail", "said"),
+    [
+        ("not found: x", "was not found on n1, or not in the container: x. Correct"),
+        ("not executable: ./x", "may not be executed on n1: ./x. Make"),
+        ("directory: /tmp", "is a directory on n1: /tmp. Give"),
+        ("not found: make; ls", "sh -c 'LINE'"),
+        ("", "was not found"),
+    ],
+)
+def test_a_refused_command_is_told_by_what_is_wrong_with_it(detail: str, said: str) -> None:
+    assert said in hint_for("", refusal="command-missing", refusal_detail=detail, node="n1").text
+
+
+def test_a_step_with_too_many_cpus_is_not_told_to_ask_for_cpus() -> None:
+    text = hint_of("too-many-cpus", binding_variables=("SLURM_NNODES",)).text
+    assert "salloc -c, -n" in text and "Lower --cpus-per-task" in text and "SLURM_NNODES" not in text
+
+
+def test_a_step_with_too_many_nodes_is_told_how_many_there_are() -> None:
+    assert "asks for 5 nodes and its job has 4" in hint_of("N5_of_4").text
+
+
+@pytest.mark.parametrize("shell", ["dash", "busybox", "bash", "bash-5.1"])
+def test_a_missing_interpreter_names_the_program(shell: str) -> None:
+    assert re.search(r"The program (\./|/tmp/)sc is there", hint_of(f"interpreter-missing-{shell}").text)
+    assert hint_for("sh: 1: foo: not found").slug == "unknown", "the words of a command's own shell"
+
+
 def test_every_rule_has_an_example() -> None:
     assert {rule.slug for rule in RULES} == {failure["slug"] for failure in FAILURES} - {"unknown"}
 

@@ -126,6 +126,7 @@ def test_what_left_any_trace_may_have_run(tmp_path: Path, targets: Targets, trac
     error = caught.value
     assert (error.provable_non_execution, error.target, error.cause) == (False, "t", "takeover")
     assert error.status == ("finished" if trace.startswith("finished") else "started")
+    assert "under another target" in str(error)
     with pytest.raises(StepOutcomeUnknown):
         take_over("t", targets)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from stepfence.errors import StepNotLaunched, StepOutcomeUnknown
 from stepfence.launch.environment import binding_variables
@@ -16,6 +16,7 @@ from stepfence.step.output import HeadTail, Sink
 from stepfence.step.result import StepResult
 
 _TAIL_CHARS = 8192
+_TASKS_NAMED = 4
 TIMED_OUT = 124
 """The return code of a command whose time limit fired, as timeout(1)'s."""
 
@@ -91,6 +92,7 @@ def error_of(
     from stepfence.step.hints import NO_RECORD, hint_for  # a table of many patterns, of no use while all goes well
 
     node = evidence.node
+    refusal = next(iter(outcome.refusals.values()), None)
     hint = hint_for(
         evidence.stderr_tail,
         srun_rc=handed.returncode,
@@ -98,21 +100,20 @@ def error_of(
         node=node,
         binding_variables=binding_variables(environ),
         refusal=evidence.refusal,
+        refusal_detail=redact(refusal.detail) if refusal else "",
         slurm_conf=environ.get("SLURM_CONF", ""),
         deadline=outcome.deadline,
     )
     if evidence.end_seen and hint.slug in ("silent", "unknown"):
         hint = NO_RECORD
     proven = outcome.verdict is Verdict.NEVER_RAN
-    refusal = next(iter(outcome.refusals.values()), None)
     told = [
-        f"step {evidence.step_id or plan.step_name}" + (f" on {node}" if node else ""),
         "provably never ran:" if proven else "may have run:",
-        f"{outcome.deadline} passed." if outcome.deadline else "",
-        redact(f"{refusal.reason} ({refusal.detail})." if refusal else ""),
+        f"{outcome.deadline} passed." if outcome.deadline and hint.slug != "deadline" else "",
         hint.text,
         _last_words(evidence) if hint.slug == "unknown" else "",
-        _task_list(evidence),
+        _task_list(evidence.tasks),
+        f"[{hint.slug}, step {evidence.step_id or plan.step_name}" + (f" on {node}]" if node else "]"),
     ]
     kind = StepNotLaunched if proven else StepOutcomeUnknown
     return kind(
@@ -140,11 +141,20 @@ def _last_words(evidence: Evidence) -> str:
     return f"The last of them: {lines[-1][-300:]!r}." if lines else ""
 
 
-def _task_list(evidence: Evidence) -> str:
-    if len(evidence.tasks) < 2:
+def _task_list(tasks: Sequence[TaskState]) -> str:
+    """Name the tasks by their state, the first few of each."""
+    if len(tasks) < 2:
         return ""
-    told = (f"{t.task} {t.status}" + (f" on {t.node}" if t.node else "") for t in evidence.tasks)
-    return f"Tasks: {', '.join(told)}."
+    by_status: dict[str, list[str]] = {}
+    for task in tasks:
+        by_status.setdefault(task.status, []).append(f"{task.task}" + (f" on {task.node}" if task.node else ""))
+    if len(by_status) == 1:
+        return f"Tasks: all {len(tasks)} {tasks[0].status}."
+    told = (
+        f"{len(names)} {status} ({', '.join(names[:_TASKS_NAMED])}{', ...' if len(names) > _TASKS_NAMED else ''})"
+        for status, names in by_status.items()
+    )
+    return f"Tasks: {'; '.join(told)}."
 
 
 def _read_outputs(step: Step, fence: AttemptFence) -> tuple[list[Sink], bool]:

@@ -38,19 +38,21 @@ PLUGIN_MISSING_TEXT = (
     "(--exclude, or drain it) and have plugstack.conf repaired; `stepfence doctor` checks every node."
 )
 _NO_FENCE = (
-    "The step found no fence: container mount or run directory not visible on the node: is it on storage every node "
-    "sees? Choose such a one with --run-dir or STEPFENCE_RUN_DIR."
+    "The step found no fence ({detail}): container mount or run directory not visible on the node: is it on storage "
+    "every node sees? Choose such a one with --run-dir or STEPFENCE_RUN_DIR."
 )
 
 MAYBE_NO_PYXIS = " Or {node} ignored the container options: compare `srun --help` there (Pyxis missing)."
+
+SHELL_LINE = " It is one word with blanks in it: a line for a shell is given as sh -c 'LINE'."
 
 _CANCELLED = "The step was cancelled: by scancel, by a signal to srun, or by stepfence at a deadline."
 
 REFUSALS: Mapping[str, tuple[str, bool]] = {
     "no-fence": (_NO_FENCE, False),
     "workdir-missing": (
-        "The working directory does not exist where the command was to run on {node}. Create it, mount it, or correct "
-        "--workdir.",
+        "The working directory {detail} cannot be entered where the command was to run on {node}: it does not exist, "
+        "is no directory, or is not open to you. Create it, mount it, or correct --workdir.",
         False,
     ),
     "wrong-rootfs": (
@@ -64,8 +66,17 @@ REFUSALS: Mapping[str, tuple[str, bool]] = {
         False,
     ),
     "command-missing": (
-        "The command was not found in its PATH on {node}, or not in the container. Correct its name, or its PATH by "
+        "The command was not found on {node}, or not in the container: {detail}. Correct its name, or its PATH by "
         "--env.",
+        False,
+    ),
+    "command-missing: not executable": (
+        "The command is a file that may not be executed on {node}: {detail}. Make it executable (chmod +x; the file "
+        "system may be mounted noexec), or give its interpreter: sh FILE.",
+        False,
+    ),
+    "command-missing: directory": (
+        "The command is a directory on {node}: {detail}. Give a program and its arguments.",
         False,
     ),
     "request-torn": (
@@ -73,8 +84,8 @@ REFUSALS: Mapping[str, tuple[str, bool]] = {
         True,
     ),
     "env-refused": (
-        "A variable of --env is one that the shell of {image} keeps for itself (UID, EUID, PPID, SHELLOPTS where it is "
-        "bash). Leave it out, or set it in the command by env(1).",
+        "{detail}, a variable of --env, is one that the shell of {image} keeps for itself (as bash does UID, EUID, "
+        "PPID and SHELLOPTS). Leave it out, or set it in the command by env(1).",
         False,
     ),
     "wrong-task": (
@@ -88,8 +99,8 @@ REFUSALS: Mapping[str, tuple[str, bool]] = {
         False,
     ),
     "record-failed": (
-        "The step could not write its record: the run directory is full, over quota or read-only on {node}. Free space "
-        "there, or choose another --run-dir.",
+        "The step could not write its record ({detail}): the run directory is full, over quota or read-only on {node}. "
+        "Free space there, or choose another --run-dir.",
         True,
     ),
     "sleep-missing": (
@@ -211,9 +222,15 @@ RULES: tuple[Rule, ...] = (
     _permanent(
         "cpu-layout",
         r"Unable to layout tasks on given cpus|Unable to satisfy cpu bind request"
-        r"|CPU binding outside of job step allocation|More processors requested than permitted",
+        r"|CPU binding outside of job step allocation",
         "The step asked for CPUs in a layout its allocation does not have. {binding}"
         "Give --cpus-per-task or --srun-opt=--cpu-bind=none, or allocate the job differently.",
+    ),
+    _permanent(
+        "too-many-cpus",
+        r"More processors requested than permitted",
+        "The step asks for more CPUs than its job has on the nodes it may use. Lower --cpus-per-task or --ntasks, "
+        "leave out --node, or allocate more CPUs (salloc -c, -n).",
     ),
     _transient(
         "memory-unavailable",
@@ -223,8 +240,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _permanent(
         "too-many-nodes",
-        r"Only allocated (\d+ nodes? asked for \d+)",
-        "The step asks for more nodes than its job has ({detail}). Lower --nodes, or ask for a larger allocation.",
+        r"Only allocated (?P<had>\d+) nodes? asked for (?P<wanted>\d+)",
+        "The step asks for {wanted} nodes and its job has {had}. Lower --nodes, or ask for a larger allocation.",
     ),
     _permanent(
         "node-not-in-allocation",
@@ -404,7 +421,8 @@ RULES: tuple[Rule, ...] = (
     _permanent(
         "image-missing",
         r"failed to create container filesystem for image[\s\S]*\[ERROR\] No such file or directory: (\S+)",
-        "There is no image file {detail} on {node}. Check the path, and that the node mounts that file system.",
+        "There is no image file {detail} on {node}. Check the path (a squashfs file, no directory), and that the node "
+        "mounts that file system.",
     ),
     _permanent(
         "container-name",
@@ -423,6 +441,14 @@ RULES: tuple[Rule, ...] = (
         "The working directory {detail} does not exist on {node}, or not in the container. Create it, mount it, or "
         "correct "
         "--workdir.",
+    ),
+    _permanent(
+        "interpreter-missing",
+        # Words of the script's own shell: dash, busybox ash and bash. A command's shell has another name.
+        r"^(?:stepfence|/proc/\d+/fd/8): (?:exec: )?(?:line )?\d+: (?:exec: )?(\S.*?): "
+        r"(?:not found$|cannot execute: required file not found|\S+: bad interpreter: No such file)",
+        "The program {detail} is there and could not be started on {node}: most often the interpreter that its first "
+        "line names, or its dynamic loader, is not there or not in {image}.",
     ),
     _permanent(
         "exec-format",

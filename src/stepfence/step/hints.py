@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stepfence.step.hint_rules import MAYBE_NO_PYXIS, PLUGIN_MISSING, PLUGIN_MISSING_TEXT, REFUSALS, RULES
+from stepfence.step.hint_rules import MAYBE_NO_PYXIS, PLUGIN_MISSING, PLUGIN_MISSING_TEXT, REFUSALS, RULES, SHELL_LINE
 
 _LONGEST_DETAIL = 200
 _QUOTES = "'`\",\u2018\u2019"
@@ -24,9 +24,8 @@ _AFTERMATH = frozenset({"step-cancelled", "killed", "container-start", "pyxis-fa
 """What ending a step at its deadline leaves in the log as well: it is no cause."""
 
 _DEADLINE = (
-    "The {deadline} passed before {node} was heard of: a slow image import, or a node or controller that does not "
-    "answer. "
-    "Raise that deadline, or see `stepfence doctor`."
+    "{deadline} passed before {node} was heard of: a slow image import, or a node or controller that does not answer. "
+    "Raise that deadline (--launch-deadline), or see `stepfence doctor`."
 )
 _GRACE = (
     "The end of the command was not heard of by its time limit and the grace after it: {node} or the controller does "
@@ -69,6 +68,7 @@ def hint_for(
     node: str = "",
     binding_variables: Sequence[str] = (),
     refusal: str = "",
+    refusal_detail: str = "",
     slurm_conf: str = "",
     architectures: tuple[str, str] | None = None,
     deadline: str | None = None,
@@ -82,7 +82,7 @@ def hint_for(
         node: where the step was to run, or "": then the words may tell.
         binding_variables: the caller's variables that lay out or bind tasks (`launch.environment.binding_variables`).
             srun is given none of them: they only tell how the job was laid out.
-        refusal: the step script's reason for not running the command, or "".
+        refusal, refusal_detail: the step script's reason for not running the command, and what it is about; or "".
         slurm_conf: the value of SLURM_CONF that srun was given, or "".
         architectures: the image's and the node's, where both are known.
         deadline: the name of the deadline that passed, or None.
@@ -98,7 +98,7 @@ def hint_for(
         architectures=architectures,
     )
     if refusal:
-        return _hint_for_refusal(refusal, stderr_text, image=image, words=words)
+        return _hint_for_refusal(refusal, refusal_detail, stderr_text, image=image, words=words)
     hint = _hint_for_words(stderr_text, words)
     if deadline == "grace_s" and (hint is None or hint.slug in _AFTERMATH):
         return Hint("deadline", _GRACE.format_map(words), False)
@@ -111,22 +111,28 @@ def hint_for(
     return Hint("silent", f"{_exit(srun_rc)} without a word: {_SILENT.format_map(words)}", True)
 
 
-def _hint_for_refusal(refusal: str, stderr_text: str, *, image: str | None, words: Mapping[str, str]) -> Hint:
+def _hint_for_refusal(
+    refusal: str, detail: str, stderr_text: str, *, image: str | None, words: Mapping[str, str]
+) -> Hint:
     if refusal not in REFUSALS:
         return Hint(refusal, f"The step script refused to run the command ({refusal}); see `stepfence doctor`.", True)
     if refusal == "no-fence" and PLUGIN_MISSING.search(stderr_text):
         return Hint("plugin-missing", PLUGIN_MISSING_TEXT.format_map(words), False)
-    text, transient = REFUSALS[refusal]
+    kind, _, what = detail.partition(": ") if refusal == "command-missing" else ("", "", detail)
+    text, transient = REFUSALS.get(f"{refusal}: {kind}", REFUSALS[refusal])
     if refusal == "no-fence" and image is not None:
         text += MAYBE_NO_PYXIS
-    return Hint(refusal, _sentence(text.format_map(words)), transient)
+    if kind == "not found" and " " in what.strip():
+        text += SHELL_LINE
+    return Hint(refusal, _sentence(text.format_map({**words, "detail": _shown(what) or "unknown"})), transient)
 
 
 def _hint_for_words(stderr_text: str, words: Mapping[str, str]) -> Hint | None:
     for rule in RULES:
         match = rule.pattern.search(stderr_text)
         if match:
-            return Hint(rule.slug, _sentence(rule.text.format_map({**words, "detail": _detail(match)})), rule.transient)
+            found = {**words, **match.groupdict(), "detail": _detail(match)}
+            return Hint(rule.slug, _sentence(rule.text.format_map(found)), rule.transient)
     return None
 
 
@@ -163,7 +169,11 @@ def _node_in(stderr_text: str) -> str:
 
 def _detail(match: re.Match[str]) -> str:
     text = next((group for group in match.groups() if group), match.group(0))
-    return " ".join(text.split()).strip(_QUOTES)[:_LONGEST_DETAIL]
+    return _shown(text).strip(_QUOTES)
+
+
+def _shown(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST_DETAIL]
 
 
 def _exit(srun_rc: int | None) -> str:

@@ -52,7 +52,15 @@ while [ "$sf_count" -gt 0 ]; do
   sf_count=$((sf_count - 1))
 done
 export STEPFENCE_ATTEMPT="$sf_attempt"
-sf_find "$1" || sf_refuse command-missing "$1"
+sf_find "$1" || {
+  sf_one="not found"
+  case $1 in */*)
+    [ ! -f "$1" ] || sf_one="not executable"
+    [ ! -d "$1" ] || sf_one=directory
+    ;;
+  esac
+  sf_refuse command-missing "$sf_one: $1"
+}
 if [ "$sf_files" = 1 ]; then
   { command : >"$sf_fence/out.$sf_task" && command : >"$sf_fence/err.$sf_task"; } || sf_refuse record-failed "output files"
   exec 5>"$sf_fence/out.$sf_task" 6>"$sf_fence/err.$sf_task"

@@ -8,6 +8,9 @@ from stepfence.step.classify import Fence
 from stepfence.step.fence import AttemptFence
 from stepfence.step.targets import Targets
 
+_LEFT_BEHIND = "Look at what the command left behind, and run it under another target (--target)."
+_UNREVOKED = "Look at fences/ in the run directory, and run it under another target (--target)."
+
 
 def take_over(target: str, targets: Targets, *, locked: bool = False) -> None:
     """Revoke every attempt that is on record for a target.
@@ -34,11 +37,11 @@ def take_over(target: str, targets: Targets, *, locked: bool = False) -> None:
             left.record.unlink(missing_ok=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StepOutcomeUnknown(
-            f"{target} may have run: an attempt on record for it cannot be revoked ({error})",
+            f"{target} may have run: an attempt on record for it cannot be revoked ({error}). {_UNREVOKED}",
             provable_non_execution=False,
             status=Fence.UNDECIDED,
             evidence=Evidence(status=Fence.UNDECIDED),
-            hint="Look at fences/ in the run directory, and run it by hand under another target.",
+            hint=_UNREVOKED,
             cause="takeover",
             target=target,
         ) from error
@@ -48,11 +51,12 @@ def _may_have_run(target: str, fence: AttemptFence, fences: tuple[Fence, ...]) -
     status = "finished" if fence.has_finished() else str(Fence.STARTED)
     tasks = tuple(TaskState(task, str(found)) for task, found in enumerate(fences))
     return StepOutcomeUnknown(
-        f"{target} may have run: attempt {fence.name} of a runner that is gone is {status}; it is not run again",
+        f"{target} may have run, in attempt {fence.name} of a runner that is gone ({status}), and is not run again by "
+        f"itself. {_LEFT_BEHIND}",
         provable_non_execution=False,
         status=status,
         evidence=Evidence(attempt=fence.name, status=status, tasks=tasks),
-        hint="Look at what the command left behind, and run it by hand under another target.",
+        hint=_LEFT_BEHIND,
         cause="takeover",
         target=target,
     )
