@@ -43,8 +43,8 @@ class RetryPolicy:
             more would hammer a controller that is down.
         wait_initial_s: the wait before the second attempt; it doubles with every further one.
         wait_max_s: the longest wait, without the jitter.
-        jitter_s: up to this much is added to every wait, at random, so that a thousand workers that failed
-            together do not come back together.
+        jitter_s: up to this much, and at most ``wait_initial_s``, is added to every wait, at random, so that a thousand
+            workers that failed together do not come back together.
         reserve_s: how much time must be left after the wait for another attempt to be worth its start.
     """
 
@@ -65,7 +65,12 @@ class RetryPolicy:
     def longest_wait_s(self, attempt: int) -> float:
         """Return the longest wait, in seconds, that may follow a failed attempt."""
         doubled = math.ldexp(self.wait_initial_s, min(attempt - 1, 64))
-        return min(doubled, self.wait_max_s) + self.jitter_s
+        return min(doubled, self.wait_max_s) + self.longest_jitter_s
+
+    @property
+    def longest_jitter_s(self) -> float:
+        """The longest jitter: whoever asks for short waits gets short ones."""
+        return min(self.jitter_s, self.wait_initial_s)
 
 
 DEFAULT_POLICY = RetryPolicy()
@@ -104,13 +109,17 @@ def retry_on_provable_non_execution(
         retry=retry_if_exception(lambda error: _refusal(error, target) is None),
         stop=attempts.must_stop,
         wait=wait_exponential(multiplier=policy.wait_initial_s, max=policy.wait_max_s, exp_base=2)
-        + wait_random(0, policy.jitter_s),
+        + wait_random(0, policy.longest_jitter_s),
         sleep=sleep,
         before_sleep=attempts.note_retry,
         retry_error_callback=attempts.give_up,
         reraise=True,
     )
-    ended = loop(attempts.once)
+    try:
+        ended = loop(attempts.once)
+    except BaseException as error:
+        attempts.tell_interrupt(error)
+        raise
     if isinstance(ended, _Refused):
         raise ended.error
     return cast(T, ended)
@@ -146,10 +155,12 @@ class _Attempts:
         self._number = 0
         self._out_of_attempts = stop_after_attempt(policy.max_attempts)
         self._why_stopped = ""
+        self._failed: BaseException | None = None
 
     def once(self) -> Any:
         """Make one attempt: return its result or a `_Refused`, or raise what may be retried."""
         self._number += 1
+        self._failed = None
         try:
             result = self._operation()
         except BaseException as error:
@@ -180,13 +191,23 @@ class _Attempts:
     def note_retry(self, state: RetryCallState) -> None:
         error = _error_of(state)
         self._record_failure(Outcome.RETRYING, error)
+        self._failed = error
         log.info(
             "retry.waiting",
             target=self._target,
             attempt=self._number,
             wait_s=state.next_action.sleep if state.next_action else None,
             error=type(error).__name__,
+            cause=getattr(error, "cause", ""),
+            hint=getattr(error, "hint", ""),
         )
+
+    def tell_interrupt(self, error: BaseException) -> None:
+        """Have what interrupted the wait between two attempts take along what is known: so far it never ran."""
+        if self._failed is not None and error is not self._failed:
+            error.provable_non_execution = True  # type: ignore[attr-defined]
+            error.evidence = getattr(self._failed, "evidence", None)  # type: ignore[attr-defined]
+            _tell_attempts(error, self._number)
 
     def give_up(self, state: RetryCallState) -> Any:
         error = _error_of(state)

@@ -249,6 +249,27 @@ def test_waits_grow_to_their_limit_and_are_jittered() -> None:
     assert [policy.longest_wait_s(attempt) for attempt in (1, 3, 5, 2000)] == [1.5, 4.5, 5.5, 5.5]
 
 
+def test_short_waits_are_asked_for_by_the_first_one_alone() -> None:
+    waits: list[float] = []
+    policy = RetryPolicy(max_attempts=3, wait_initial_s=0.2)
+    with pytest.raises(NeverRan):
+        run(raising(*(NeverRan() for _ in range(3))), Book(), policy=policy, sleep=waits.append)
+    assert 0.2 <= waits[0] <= 0.4 and 0.4 <= waits[1] <= 0.6
+    assert policy.longest_wait_s(1) == 0.4
+    assert RetryPolicy(wait_initial_s=30).longest_wait_s(1) == 32
+
+
+def test_an_interrupt_between_two_attempts_takes_along_that_none_ran() -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    failed = step_error()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(raising(failed), Book(), sleep=interrupt)
+    told = vars(caught.value)
+    assert (told["provable_non_execution"], told["evidence"]) == (True, failed.evidence)
+
+
 def test_no_attempt_starts_that_the_allocation_cannot_hold() -> None:
     book = Book()
     left = iter([100.0, 61.9])
