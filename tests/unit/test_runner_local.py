@@ -531,6 +531,21 @@ def test_what_is_no_step_is_refused(runner: StepRunner, step: Any) -> None:
         runner.run(step)
 
 
+@pytest.mark.parametrize("target", [5, "", b"t"])
+def test_what_is_no_targets_name_is_refused(runner: StepRunner, target: Any) -> None:
+    with pytest.raises(BadInput, match=r"run\(target=.*: give a string"):
+        runner.run(Step(["true"]), target=target)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("allocation", "4"), ("run_dir", 5), ("run_dir", ""), ("ledger", "ledger/"), ("retry", 3)]
+)
+def test_what_no_runner_can_be_made_of_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    given: dict[str, Any] = {"allocation": None, "run_dir": tmp_path, name: value}
+    with pytest.raises(BadInput, match=rf"StepRunner\({name}=.*: give "):
+        StepRunner(**given)
+
+
 def test_without_an_allocation_there_is_no_srun(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no allocation"):
         StepRunner(None, run_dir=tmp_path)

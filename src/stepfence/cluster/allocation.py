@@ -98,7 +98,7 @@ class Allocation:
         if job is None:
             raise AllocationError(
                 "not inside a Slurm allocation: SLURM_JOB_ID is not set. Start stepfence by sbatch or in salloc, or "
-                "use --launcher local."
+                "use --launcher local (StepRunner.local)."
             )
         component_id, nodelist = _component(job, het_component)
         return cls(

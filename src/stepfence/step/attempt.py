@@ -105,6 +105,8 @@ class Attempt:
     on_start: Callable[[], object] | None = None
     never_ran: bool = False
     """`run` was interrupted, and the command has not run and never can."""
+    given_up: Outcome | None = None
+    """What was known when `run` was interrupted."""
     _clock: _Clock = field(default_factory=_Clock)
 
     def run(self) -> Outcome:
@@ -131,19 +133,20 @@ class Attempt:
             except OSError as error:
                 return self._outcome(streams, None, fences=(Fence.UNSPAWNED,) * step.ntasks, spawn_error=str(error))
             except BaseException:
-                self._give_up(streams)
+                self._give_up(streams, None)
                 raise
             try:
                 return self._watch(process, streams)
             except BaseException:
-                self._give_up(streams)
+                self._give_up(streams, process)
                 end_step(self.launcher, self.plan, process, step_id=streams.step_id, started=bool(streams.starts))
                 process.close()
                 raise
 
-    def _give_up(self, streams: Streams) -> None:
+    def _give_up(self, streams: Streams, process: Process | None) -> None:
         fences = self._merge(streams.fences, self.fence.revoke())
-        self.never_ran = self._outcome(streams, None, fences=fences).verdict is Verdict.NEVER_RAN
+        self.given_up = self._outcome(streams, process, fences=fences)
+        self.never_ran = self.given_up.verdict is Verdict.NEVER_RAN
 
     def _spool(self, stack: contextlib.ExitStack, name: str) -> BinaryIO | None:
         if self.plan.step.spool_dir is None:

@@ -58,7 +58,7 @@ class FenceRoot:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(
-                f"run directory {str(run_dir)!r} cannot be made: {error.strerror}: choose one with --run-dir"
+                f"run directory {str(run_dir)!r} cannot be made: {error.strerror}: choose another (--run-dir)"
             ) from error
         self._contents = {"step.sh": (render_script(), 0o600), **(_programs() if native else {})}
         self._boxes: set[str] = set()

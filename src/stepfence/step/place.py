@@ -163,7 +163,7 @@ class Places:
             return step.node
         nodes = self._allocation.nodes if self._allocation else ()
         if not nodes:
-            raise BadInput("a named container needs a node, and the allocation's nodes are unknown: give --node")
+            raise BadInput("a named container needs a node, and the allocation's nodes are unknown: name one (--node)")
         return nodes[0]
 
 

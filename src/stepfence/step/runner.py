@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import reprlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
 from stepfence.session import Session
 from stepfence.settings import Settings
 from stepfence.step.attempt import END_PATIENCE_S, Attempt, Outcome, end_step
+from stepfence.step.conclude import evidence_of
 from stepfence.step.fence import AttemptFence, FenceRoot
 from stepfence.step.place import Place, Places
 from stepfence.step.request import Nonces
@@ -81,6 +83,7 @@ class StepRunner:
         launcher: Launcher | None = None,
         breaker: LaunchBreaker | None = None,
     ) -> None:
+        _check_runner(allocation=allocation, run_dir=run_dir, ledger=ledger, retry=retry)
         self._settings = settings or Settings.from_env()
         if launcher is None:
             if allocation is None:
@@ -149,7 +152,7 @@ class StepRunner:
             RunnerError: another runner has the target in hand.
             LaunchPaused: too many launches failed of late.
         """
-        _check(step)
+        _check(step, target)
         self.launcher.check(step)
         named = target is not None
         target = target or f"step-{secrets.token_hex(6)}"
@@ -251,6 +254,12 @@ class StepRunner:
             except BaseException as interruption:
                 # Ours in place of any that it carries, e.g. one that the reading of stdin raised about something else.
                 interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
+                if attempt.given_up is not None:
+                    # For the ledger, and for whoever catches it.
+                    interruption.cause = "interrupted"  # type: ignore[attr-defined]
+                    interruption.evidence = evidence_of(  # type: ignore[attr-defined]
+                        attempt.given_up, plan=plan, environment=getattr(self.launcher, "environment", {})
+                    )
                 if attempt.never_ran and record is not None:
                     # Or an interrupted run could never be taken up again: its own revocation would look like a start.
                     _forget(record)
@@ -301,10 +310,25 @@ def _forget(record: Path) -> None:
         record.unlink(missing_ok=True)
 
 
-def _check(step: Step) -> None:
+def _check_runner(*, allocation: object, run_dir: object, ledger: object, retry: object) -> None:
+    """Refuse arguments of another type, where they are given and not where they are first used."""
+    is_path = isinstance(run_dir, str | os.PathLike) and run_dir != ""
+    for name, value, is_usable, wanted in (
+        ("allocation", allocation, isinstance(allocation, Allocation | None), "Allocation.from_env(), or None"),
+        ("run_dir", run_dir, is_path, "the path of a directory"),
+        ("ledger", ledger, ledger is None or hasattr(ledger, "record"), "a Ledger, or None"),
+        ("retry", retry, isinstance(retry, RetryPolicy | None), "a RetryPolicy, or None"),
+    ):
+        if not is_usable:
+            raise BadInput(f"StepRunner({name}={reprlib.repr(value)}): give {wanted}")
+
+
+def _check(step: Step, target: str | None = None) -> None:
     """Refuse what each field of a step allows and all of them together do not."""
     if not isinstance(step, Step):
         raise BadInput(f"run({type(step).__name__}): give a Step, e.g. Step(['ls', '-l'])")
+    if target is not None and not (isinstance(target, str) and target):
+        raise BadInput(f"run(target={reprlib.repr(target)}): give a string that is not empty, or None")
     if step.ntasks < step.nodes:
         raise BadInput(f"ntasks={step.ntasks} is less than nodes={step.nodes}: Slurm would leave nodes out")
     for path in (step.workdir, step.container.workdir if step.container else None):
