@@ -17,8 +17,12 @@ SCRIPTS := $(shell find .ci slurm tests $(wildcard benchmarks) -type f -exec awk
 PYTEST := $(BIN)/python -m pytest
 CHECKS := ruff mypy shellcheck codespell imports
 
-.PHONY: demo test test-failed check $(CHECKS:%=check-%) chaos bench test-pyxis clean packages-venv packages-check packages-test
+.PHONY: help demo test test-failed check $(CHECKS:%=check-%) chaos bench test-pyxis clean packages-venv packages-check packages-test
 .DEFAULT_GOAL := test
+
+## help: this list
+help:
+	@sed -n 's/^## /  make /p' Makefile
 
 ## demo: a small batch with launch faults, on this machine alone; writes stepfence-demo/report.html
 demo: $(STAMP)

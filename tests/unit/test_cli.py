@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from stepfence import __version__
+from stepfence import StepRunner, __version__
 from stepfence.cli.main import _COMMANDS, _SUMMARIES
+from stepfence.cli.run import _STATUSES, run
 
 
 def _stepfence(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -96,6 +99,7 @@ def test_the_top_lists_every_command_with_its_summary() -> None:
         (["run", "--gpus", "1", "true"], "local"),
         (["run", "--nodes", "0", "true"], "nodes"),
         (["run", "--", ""], "empty"),
+        (["run", "--ledger", "/dev/null/x", "true"], "--ledger '/dev/null/x': /dev/null is no directory: name a file"),
         (["ledger", "summary"], "PATH"),
         (["ledger", "summary", "/nonexistent"], "no ledger at /nonexistent"),
         (["ledger", "summary", "/dev/zero"], "not a regular file"),
@@ -140,6 +144,17 @@ def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None
     assert (answer.returncode, answer.stdout, answer.stderr.count(b"\n")) == (2, b"", 1)
 
 
+@pytest.mark.parametrize("command", ["run", "doctor"])
+def test_a_current_directory_that_was_removed_is_one_line(tmp_path: Path, command: str) -> None:
+    script = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m stepfence {command}"
+    script += " true" if command == "run" else ""
+    answer = subprocess.run(["bash", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
+    assert answer.returncode == 2
+    said = answer.stderr.splitlines()[-1]
+    assert said.startswith(b"stepfence: the current directory cannot be told")
+    assert said.endswith(b": cd to one that is there")
+
+
 def test_srun_outside_of_a_job_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     answer = _run(tmp_path, "--launcher", "srun", "true")
     assert answer.returncode != 0
@@ -167,13 +182,33 @@ def test_what_provably_never_ran_is_exit_75_and_says_why(tmp_path: Path) -> None
     assert b"provably never ran" in answer.stderr
 
 
-NEVER_IN_TIME = ("--retries", "2", "--retry-wait", "0", "--launch-deadline", "0.001", "--", "true")
+TWICE = ("--retries", "2", "--retry-wait", "0")
+
+
+def _without_a_controller(tmp_path: Path) -> dict[str, str]:
+    """An environment of a job in which no step can be launched."""
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho 'srun: error: Unable to contact slurm controller (connect failure)' >&2\nexit 1\n")
+    srun.chmod(0o755)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n01"}
 
 
 def test_nothing_is_logged_unless_it_is_asked_for(tmp_path: Path) -> None:
-    answer = _run(tmp_path, *NEVER_IN_TIME)
+    answer = _run(tmp_path, *TWICE, "--", "true", **_without_a_controller(tmp_path))
     assert (answer.returncode, answer.stdout, answer.stderr.count(b"\n")) == (75, b"", 1)
-    assert answer.stderr.startswith(b"stepfence: StepNotLaunched: ")
+
+
+def test_a_step_without_a_result_is_told_with_its_reason_first_and_its_ids_last(tmp_path: Path) -> None:
+    answer = _run(tmp_path, *TWICE, "--", "true", **_without_a_controller(tmp_path))
+    said = answer.stderr.decode()
+    assert said.startswith("stepfence: provably never ran: slurmctld did not answer (down, restarting or overloaded).")
+    assert re.search(r" \[controller-unreachable, step sf-\w+-n1\]\n$", said)
+
+
+def test_a_deadline_that_passed_is_told_once(tmp_path: Path) -> None:
+    answer = _run(tmp_path, "--retries", "1", "--launch-deadline", "0.001", "--", "sleep", "1")
+    said = answer.stderr.decode()
+    assert (answer.returncode, said.count("launch_deadline_s")) in ((75, 1), (0, 0)), said  # it may just have started
 
 
 @pytest.mark.parametrize(
@@ -182,9 +217,13 @@ def test_nothing_is_logged_unless_it_is_asked_for(tmp_path: Path) -> None:
 )
 def test_retries_are_logged_on_stderr_alone(tmp_path: Path, option: str, variable: str, logged: bool) -> None:
     options = ("--log-level", option) if option else ()
-    answer = _run(tmp_path, *options, *NEVER_IN_TIME, STEPFENCE_LOG_LEVEL=variable)
+    environ = {**_without_a_controller(tmp_path), "STEPFENCE_LOG_LEVEL": variable}
+    answer = _run(tmp_path, *options, *TWICE, "--", "true", **environ)
     assert (answer.returncode, answer.stdout) == (75, b"")
-    assert (b'"event": "retry.waiting"' in answer.stderr) == logged
+    events = [json.loads(line) for line in answer.stderr.splitlines() if line.startswith(b"{")]
+    waits = [event for event in events if event["event"] == "retry.waiting"]
+    assert len(waits) == logged
+    assert all((w["cause"], w["hint"][:9]) == ("controller-unreachable", "slurmctld") for w in waits)
 
 
 def test_a_ledger_that_cannot_be_written_is_told_in_one_line_and_the_result_is_the_commands(tmp_path: Path) -> None:
@@ -221,8 +260,17 @@ def test_a_reader_that_goes_away_does_not_end_the_command(tmp_path: Path) -> Non
     done = tmp_path / "done"
     script = f"{sys.executable} -m stepfence run -- sh -c 'yes | head -n 100000; : >{done}' | head -n 1"
     answer = subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
-    assert (answer.stdout, answer.stderr) == (b"y\n", b"")
+    assert (answer.stdout, answer.stderr.count(b"\n")) == (b"y\n", 1)
+    assert b"stdout: its reader is gone: the rest of it is dropped and the command goes on" in answer.stderr
     assert done.exists()
+
+
+def test_a_reader_of_both_streams_that_goes_away_changes_no_exit_status(tmp_path: Path) -> None:
+    run = f"{sys.executable} -m stepfence run"
+    script = f"{run} -- sh -c 'yes | head -n 100000; exit 3' 2>&1; echo $? >a; {run} -- /no 2>&1; echo $? >b"
+    script = f"({script}) | head -n 1"
+    subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["3\n", "75\n"]
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
@@ -269,7 +317,83 @@ def test_a_result_file_that_is_no_file_is_refused_and_stays(tmp_path: Path, kind
 def test_a_full_disk_behind_stdout_is_told_and_the_result_is_there(tmp_path: Path) -> None:
     script = f"{sys.executable} -m stepfence run --result r.json -- sh -c 'echo hello; : >ran; exit 3' >/dev/full"
     answer = subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
-    assert (answer.returncode, answer.stderr.count(b"\n")) == (1, 1) and b"No space left" in answer.stderr
+    assert (answer.returncode, answer.stderr.count(b"\n")) == (3, 1)
+    assert b"stepfence: stdout: No space left on device: the rest of it is dropped" in answer.stderr
     result = json.loads((tmp_path / "r.json").read_text())
     assert (result["verdict"], result["returncode"], result["output_complete"]) == ("COMPLETED", 3, False)
     assert (tmp_path / "ran").exists()
+
+
+def test_output_that_is_lost_does_not_pass_for_success(tmp_path: Path) -> None:
+    script = f"{sys.executable} -m stepfence run -- echo hello >/dev/full"
+    answer = subprocess.run(["sh", "-c", script], env=_environ(), cwd=tmp_path, capture_output=True, check=False)
+    assert (answer.returncode, answer.stderr.count(b"\n")) == (1, 1)
+
+
+@pytest.mark.parametrize("command", ["echo up; exec sleep 1000", ""], ids=["started", "not started"])
+def test_what_is_known_of_an_interrupted_command_is_told(tmp_path: Path, command: str) -> None:
+    environ = _environ() if command else _environ(**_without_a_controller(tmp_path))
+    options = ("--retry-wait", "60", "--log-level", "info", "--result", "r.json", "--ledger", "l.jsonl")
+    with subprocess.Popen(
+        [sys.executable, "-m", "stepfence", "run", *options, "--", "sh", "-c", command],
+        env=environ,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout and process.stderr
+        (process.stdout if command else process.stderr).readline()
+        for number in (signal.SIGINT, signal.SIGTERM):  # the second one on the heels of the first
+            process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    result = json.loads((tmp_path / "r.json").read_text())
+    record = json.loads((tmp_path / "l.jsonl").read_text())
+    assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM) and b"race" not in said, said
+    assert re.fullmatch(r"a\w+-n1", result["attempt"]) and len(result["tasks"]) == 1
+    if command:
+        assert (result["verdict"], result["status"]) == ("MAY_HAVE_RUN", "started")
+        assert (record["cause"], record["status"]) == ("interrupted", "started")
+        assert record["detail"].startswith("interrupted; SIG")
+    else:
+        assert (result["verdict"], result["status"], result["attempts"]) == ("NEVER_RAN", "revoked", 1)
+        assert record["outcome"] == "retrying" and "can be run again" in result["hint"]
+
+
+def test_help_shows_every_option_once_and_every_exit_status() -> None:
+    told = _stepfence("run", "--help").stdout.decode()
+    for parameter in set(inspect.signature(run).parameters) - {"command"}:
+        assert len(re.findall(rf"^  --{parameter.replace('_', '-')}\b(?!-)", told, re.MULTILINE)) == 1, parameter
+    assert all(re.search(rf"^  {re.escape(status)}  ", told, re.MULTILINE) for status, _ in _STATUSES)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("/etc/passwd", "may not be executed"),
+        ("/tmp", "is a directory"),
+        ("./nope", "was not found"),
+        ("no-such-program", "was not found"),
+        ("echo hi; ls", "sh -c 'LINE'"),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_told_by_what_is_wrong_with_it(tmp_path: Path, command: str, said: str) -> None:
+    answer = _run(tmp_path, "--", command)
+    assert answer.returncode == 75
+    assert said in answer.stderr.decode() and f": {command}. " in answer.stderr.decode()
+
+
+def test_a_script_whose_interpreter_is_missing_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    answer = _run(tmp_path, "--", str(script))
+    assert answer.returncode == 70
+    assert b"the interpreter that its first line names" in answer.stderr
+
+
+def test_a_target_that_another_runner_has_in_hand_is_one_line_without_a_class(tmp_path: Path) -> None:
+    with StepRunner.local(run_dir=tmp_path / "run") as runner, runner._targets.held("t"):
+        answer = _run(tmp_path, "--target", "t", "--", "true")
+    assert answer.returncode == 70
+    said = r"stepfence: t is being run by process \d+ on \S+: wait for it, or end it\n"
+    assert re.fullmatch(said, answer.stderr.decode())

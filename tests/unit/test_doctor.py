@@ -296,6 +296,7 @@ def enroot(free_kib: int = 10**9, writable: str = "yes", kind: str = "data") -> 
 
 def test_enroots_directories_need_room_and_permission() -> None:
     assert judge_enroot(enroot(), container_ran=False).status is Status.OK
+    assert "can be written, 12 GiB free at least: data" in judge_enroot(enroot(12 * 2**20), container_ran=False).detail
     assert judge_enroot(enroot(free_kib=5 * 2**20), container_ran=False).status is Status.WARN
     assert judge_enroot(enroot(free_kib=100), container_ran=True).status is Status.FAIL
     assert judge_enroot(enroot(writable="no"), container_ran=False).status is Status.FAIL

@@ -188,7 +188,7 @@ def test_everything_that_the_numbers_do_not_cover_is_among_the_reasons(tmp_path:
     text = "\n".join(summary.reasons)
     for part in (
         "1 of 3 operations exhausted",
-        "1 of 3 operations failed and could not",
+        "1 of 3 operations were given up at once: they may have run, or",
         "2 of 3 operations needed a retry (66.7%, more than 2%)",
         "1 waited",
         "2 attempts have no line",

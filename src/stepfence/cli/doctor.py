@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfence.cli.values import LAUNCHER, LAUNCHERS, natural, path, seconds, text
+from stepfence.cli.values import LAUNCHER, LAUNCHERS, here, natural, path, seconds, text
 
 if TYPE_CHECKING:
     from stepfence import Allocation
@@ -65,11 +65,12 @@ def doctor(
     from stepfence.doctor.steps import Limits
     from stepfence.settings import Settings
 
+    cwd = here()
     settings = Settings.from_env()
     log.configure(settings.log_level)
     defaults = Limits()
     limits = Limits(launch_s=launch_deadline or defaults.launch_s, create_s=launch_deadline or defaults.create_s)
-    directory = run_dir or settings.run_dir_in(Path.cwd())
+    directory = run_dir or settings.run_dir_in(cwd)
     origin = "--run-dir" if run_dir else "STEPFENCE_RUN_DIR" if settings.run_dir else "the default"
     local = launcher == "local" or (launcher == "auto" and settings.job is None)
     examined = _Request(settings, directory, origin, image, tuple(node), limits, het_group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -34,8 +35,11 @@ _SUMMARIES = {
 class Stopped(BaseException):
     """A signal asked the process to end. No KeyboardInterrupt: the command line's library would take it for its own."""
 
+    attempts = 1
+    """How many were made; whoever makes more says so."""
+
     def __init__(self, number: int) -> None:
-        super().__init__(number)
+        super().__init__(signal.Signals(number).name)
         self.number = number
 
 
@@ -61,6 +65,12 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
+
+
+def say(line: str) -> None:
+    """Write one line to stderr, unbuffered: where nobody reads it, nothing is left over that could fail later."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), f"stepfence: {line}\n".encode(errors="backslashreplace"))
 
 
 def _print_version(wanted: bool) -> None:
@@ -99,9 +109,10 @@ def _open_standard_streams() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # What ends the step now must not be cut short by an impatient second signal; it has a deadline of its own.
+    # What ends the step now must not be cut short by an impatient second signal; it has a deadline of its own. Not
+    # SIG_IGN: of a signal that is already on its way Python would print that it was ignored.
     for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(other, signal.SIG_IGN)
+        signal.signal(other, lambda *_: None)
     raise Stopped(number)
 
 
@@ -135,14 +146,17 @@ def _explain(error: Exception) -> int:
         if not said or "\n" in said:  # the help that a bare `stepfence` prints
             print(said)
         elif isinstance(error, BadValue):
-            print(f"stepfence: {said}", file=sys.stderr)
+            say(said)
         else:
-            print(f"{where}: {said.rstrip('.')}. See {where} --help.", file=sys.stderr)
+            say(f"{said.rstrip('.')}. See {where} --help.")
         return 2
     if isinstance(error, BadInput):
-        print(f"stepfence: {error}", file=sys.stderr)
+        say(str(error))
         return 2
-    if isinstance(error, RunnerError | OSError):
-        print(f"stepfence: {type(error).__name__}: {error}", file=sys.stderr)
+    if isinstance(error, RunnerError):
+        say(str(error))
+        return 1
+    if isinstance(error, OSError):
+        say(f"{type(error).__name__}: {error}")
         return 1
     raise error

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
+from typer.core import TyperCommand
 
-from stepfence.cli.main import Stopped
+from stepfence.cli.main import Stopped, say
 from stepfence.cli.values import (
     LAUNCHER,
     LAUNCHERS,
     attempts,
     choice,
+    here,
     mebibytes,
     natural,
     path,
@@ -34,10 +36,48 @@ NEVER_RAN = 75
 MAY_HAVE_RUN = 70
 """Exit status: the command may have run (EX_SOFTWARE of sysexits.h)."""
 
+_RETRY_WAIT = (
+    "The first wait before another attempt [2]. It doubles each time, up to 60; up to as much again as the first, and "
+    "at most 2, is added at random."
+)
+_GROUPS = {
+    "Arguments": ("command",),
+    "Container": ("image", "name", "mount", "readonly", "remap_root"),
+    "Where it runs": ("node", "launcher", "run_dir", "het_group", "workdir", "isolation"),
+    "Resources, as srun's": ("nodes", "ntasks", "cpus_per_task", "gpus", "mem", "mpi", "srun_opt"),
+    "What goes in": ("env", "stdin"),
+    "Limits and retries": ("timeout", "launch_deadline", "retries", "retry_wait", "target"),
+    "What is told": ("result", "ledger", "log_level", "help"),
+}
+_STATUSES = [
+    ("the command's own", "It ran to its end."),
+    ("124", "It ran, and its time limit fired."),
+    (f"{NEVER_RAN}", "It provably never ran."),
+    (f"{MAY_HAVE_RUN}", "It may have run."),
+    ("128 + n", "Signal n ended stepfence run itself, and with it the step."),
+    ("2", "Bad usage: nothing was started."),
+    ("1", "Something else: there is no allocation, or the output of a command that ended with 0 was lost."),
+]
+
+
+class _Help(TyperCommand):
+    """Shows the options in groups, and what an exit status means."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        records = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
+        for title, names in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([records[name] for name in names])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Exit status (only --result tells a command's own 1, 2, 70, 75, 124 from these)"):
+            formatter.write_dl(_STATUSES)
+
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(cls=_Help, context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run.")],
     image: Annotated[
@@ -75,15 +115,13 @@ def run(
     retries: Annotated[
         int | None, typer.Option(parser=attempts, metavar="N", help="Attempts in all; 1 disables retrying [3].")
     ] = None,
-    retry_wait: Annotated[
-        float | None, typer.Option(parser=wait, metavar="S", help="The first wait before a retry.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="As srun's.")] = 1,
-    ntasks: Annotated[int | None, typer.Option(parser=positive, metavar="N", help="As srun's [one a node].")] = None,
-    cpus_per_task: Annotated[int | None, typer.Option(parser=positive, metavar="N", help="As srun's.")] = None,
-    gpus: Annotated[int | None, typer.Option(parser=natural, metavar="N", help="As srun's.")] = None,
-    mem: Annotated[int | None, typer.Option(parser=mebibytes, metavar="MIB", help="As srun's, in MiB.")] = None,
-    mpi: Annotated[str | None, typer.Option(parser=text, metavar="KIND", help="As srun's.")] = None,
+    retry_wait: Annotated[float | None, typer.Option(parser=wait, metavar="S", help=_RETRY_WAIT)] = None,
+    nodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="How many nodes.")] = 1,
+    ntasks: Annotated[int | None, typer.Option(parser=positive, metavar="N", help="Tasks in all [one a node].")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(parser=positive, metavar="N", help="CPUs of each task.")] = None,
+    gpus: Annotated[int | None, typer.Option(parser=natural, metavar="N", help="GPUs of the step.")] = None,
+    mem: Annotated[int | None, typer.Option(parser=mebibytes, metavar="MIB", help="Memory on each node.")] = None,
+    mpi: Annotated[str | None, typer.Option(parser=text, metavar="KIND", help="How MPI is started.")] = None,
     srun_opt: Annotated[
         list[str], typer.Option(parser=text, metavar="OPT", help="A further option for srun, as one word.")
     ] = [],
@@ -126,9 +164,7 @@ def run(
 ) -> None:
     """Run COMMAND in one fenced Slurm step, and again only where it provably never ran.
 
-    Its stdout and stderr come out byte for byte; where it did not run, one line on stderr says why. Exit status: the
-    command's own; 124 when its time limit fired; 75 when it provably never ran; 70 when it may have run. Only --result
-    tells a command's own 70, 75 or 124 from these.
+    Its stdout and stderr come out byte for byte; where it has no result, one line on stderr says why.
 
     Example: stepfence run --image app.sqsh --timeout 300 -- sh -c 'make && make test'
     """
@@ -138,6 +174,7 @@ def run(
     from stepfence.cluster.mounts import parse_mount
     from stepfence.settings import Settings
 
+    directory = here()
     settings = Settings.from_env()
     log.configure(log_level or settings.log_level)
     container = None
@@ -152,7 +189,7 @@ def run(
     elif mount or readonly or remap_root is not None:
         option = "--mount" if mount else "--readonly" if readonly else f"--{'' if remap_root else 'no-'}remap-root"
         raise BadInput(f"{option} needs a container: give --image or --name as well")
-    writers = _Writer(sys.stdout.buffer), _Writer(sys.stderr.buffer)
+    writers = _Writer("stdout", sys.stdout.buffer), _Writer("stderr", sys.stderr.buffer)
     step = Step(
         command=command,
         container=container,
@@ -175,9 +212,12 @@ def run(
         keep_bytes=64 * 1024,
     )
     file = ResultFile(result)
-    directory = run_dir or settings.run_dir_in(Path.cwd())
+    directory = run_dir or settings.run_dir_in(directory)
     policy = _policy(settings, retries, retry_wait)
     with Ledger(ledger or settings.ledger or f"{directory}/ledger/") as book:
+        if (ledger or settings.ledger) and (reason := book.why_unwritable()):
+            option = "--ledger" if ledger else "STEPFENCE_LEDGER"
+            raise BadInput(f"{option} {str(book.path)!r}: {reason}: name a file or directory that can be written")
         outcome: StepResult | StepNotLaunched | None = None
         runner = _runner(launcher, settings, directory, book, policy, het_group)
         try:
@@ -200,20 +240,20 @@ def run(
     try:
         file.write(outcome, handed_on=not any(writer.is_broken for writer in writers))
     except OSError as error:
-        print(f"stepfence: --result {str(result)!r} could not be written: {error.strerror}", file=sys.stderr)
+        say(f"--result {str(result)!r} could not be written: {error.strerror}")
     if book.unwritten:
-        print(f"stepfence: ledger {book.path} could not be written, the record of this run is lost", file=sys.stderr)
-    for writer in writers:
-        if writer.failure is not None:
-            raise writer.failure
-    raise typer.Exit(_report(outcome))
+        say(f"ledger {book.path} could not be written, the record of this run is lost")
+    status = _report(outcome)
+    # Output that is lost must not pass for success.
+    raise typer.Exit(status or int(any(writer.has_lost for writer in writers)))
 
 
 class _Writer:
     """Write each piece through at once; a reader that has gone away, or a full disk, does not end the command."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self.failure: OSError | None = None
+    def __init__(self, name: str, stream: BinaryIO) -> None:
+        self.has_lost = False
+        self._name = name
         self._stream: BinaryIO | None = stream
 
     @property
@@ -227,11 +267,15 @@ class _Writer:
             self._stream.write(data)
             self._stream.flush()
         except OSError as error:
-            if not isinstance(error, BrokenPipeError):
-                self.failure = error
             # What the stream's buffer still holds would fail again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             self._stream = None
+            if isinstance(error, BrokenPipeError):
+                why, remedy = "its reader is gone", f"to end it: kill {os.getpid()}"
+            else:
+                self.has_lost = True
+                why, remedy = f"{error.strerror}", "send it where there is room"
+            say(f"{self._name}: {why}: the rest of it is dropped and the command goes on; {remedy}")
 
 
 def _variables(specs: list[str], settings: Settings) -> dict[str, str]:
@@ -273,9 +317,21 @@ def _without_result(error: BaseException) -> StepNotLaunched:
 
     proven = getattr(error, "provable_non_execution", False) is True
     kind = StepNotLaunched if proven else StepOutcomeUnknown
-    status = "unspawned" if isinstance(error, Exception) else "revoked" if proven else "started"
-    said = str(error) if isinstance(error, Exception) else "interrupted by a signal"
-    return kind(said, provable_non_execution=proven, status=status, evidence=Evidence(status=status), hint=said)
+    if isinstance(error, Exception):
+        evidence, said = Evidence(), str(error)
+    else:
+        evidence = getattr(error, "evidence", None) or Evidence(status="revoked" if proven else "undecided")
+        became = "it never ran and can be run again" if proven else "the command may have run, look at what it left"
+        said = f"interrupted by {error}: {became}"
+    return kind(
+        said,
+        provable_non_execution=proven,
+        status=evidence.status,
+        evidence=evidence,
+        srun_rc=evidence.srun_rc,
+        hint=said,
+        attempts=getattr(error, "attempts", 1),
+    )
 
 
 def _report(outcome: StepResult | StepNotLaunched) -> int:
@@ -283,5 +339,5 @@ def _report(outcome: StepResult | StepNotLaunched) -> int:
 
     if isinstance(outcome, StepResult):
         return outcome.returncode
-    print(f"stepfence: {type(outcome).__name__}: {outcome}", file=sys.stderr)
+    say(str(outcome))
     return NEVER_RAN if outcome.provable_non_execution else MAY_HAVE_RUN

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from stepfence.errors import BadInput
 from stepfence.model import LONGEST_S
 from stepfence.settings import MOST_ATTEMPTS
 
@@ -41,6 +42,20 @@ def _parser(read: Callable[[Any], T], is_usable: Callable[[T], bool], wanted: st
 def path(given: Any) -> Path:
     """Read a path; an empty one would be the current directory."""
     return Path(text(given))
+
+
+def here() -> Path:
+    """Return the current directory.
+
+    Raises:
+        BadInput: it was removed.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise BadInput(
+            f"the current directory cannot be told ({error.strerror}), perhaps it was removed: cd to one that is there"
+        ) from error
 
 
 def choice(*words: str) -> Callable[[Any], str]:

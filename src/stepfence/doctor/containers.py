@@ -171,10 +171,12 @@ def judge_enroot(facts: Answers, *, container_ran: bool) -> Check:
     troubles: list[str] = []
     doubts: list[str] = []
     told: list[str] = []
+    rooms: list[int] = []
     for line in facts.all("path"):
         kind, writable, path = [*line.split(" ", 2), "", ""][:3]
         told.append(f"{kind} {path}")
         free = _free_bytes(spaces.get(kind, ""))
+        rooms += [free] if free is not None and kind != "runtime" else []
         if writable != "yes":
             (doubts if container_ran or kind == "runtime" else troubles).append(f"{kind} path {path} cannot be written")
         elif kind != "runtime" and free is not None and free < SPACE_WARN_BYTES:
@@ -189,7 +191,8 @@ def judge_enroot(facts: Answers, *, container_ran: bool) -> Check:
     if doubts:
         return warn(name, "; ".join(doubts), remedy)
     source = "" if facts.first("conf") else " (enroot's defaults: no enroot.conf is to be read)"
-    return ok(name, f"can be written, with {SPACE_WARN_BYTES // _GIB} GiB free: {', '.join(told)}{source}")
+    room = f", {min(rooms) // _GIB} GiB free at least" if rooms else ""
+    return ok(name, f"can be written{room}: {', '.join(told)}{source}")
 
 
 def _free_bytes(df: str) -> int | None:

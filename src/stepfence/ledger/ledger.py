@@ -166,6 +166,11 @@ class Ledger:
         with self._lock:
             return len(self._writer.waiting) + self._writer.dropped_writes if self._writer else 0
 
+    def why_unwritable(self) -> str:
+        """Return why nothing can be written to the path, as far as can be seen without trying, or ""."""
+        with self._lock:
+            return self._writer.why_unwritable() if self._writer else ""
+
     def run_quality(self) -> RunQuality:
         """Return `Summary.run_quality`."""
         return self.summary().run_quality

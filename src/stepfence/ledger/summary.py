@@ -82,7 +82,7 @@ class Summary:
         infra_retries_total: attempts that were followed by another one or were going to be.
         instances_saved_by_retry: targets that recovered at least once and were never lost.
         infra_retries_exhausted: operations that never ran within their attempts.
-        not_retryable: operations that failed without proof or for a lasting cause.
+        not_retryable: operations without a result that may have run, or that another attempt would not have helped.
         succeeded_on_attempt: how many operations ran to their end on which attempt.
         by_node: attempts and failures by node.
         by_cause: failed attempts by cause.
@@ -255,7 +255,8 @@ class Tally:
         if exhausted := self._finals[Outcome.EXHAUSTED]:
             yield f"{_of(exhausted, operations)} exhausted their attempts without ever running"
         if not_retryable := self._finals[Outcome.NOT_RETRYABLE]:
-            yield f"{_of(not_retryable, operations)} failed and could not be retried"
+            told = _of(not_retryable, operations)
+            yield f"{told} were given up at once: they may have run, or another attempt would have failed as well"
         if rescued:
             over = "more than" if rescued > DEGRADED_SHARE * operations else "within"
             yield f"{_of(rescued, operations)} needed a retry ({rescued / operations:.1%}, {over} {DEGRADED_SHARE:.0%})"

@@ -89,6 +89,17 @@ class LineWriter:
             self._waiting_bytes -= len(self._waiting.popleft())
         return True
 
+    def why_unwritable(self) -> str:
+        """Return why the file cannot be opened, as far as can be seen without trying, or ""."""
+        path = self.path.absolute()
+        try:
+            nearest = next(found for found in (path, *path.parents) if found.exists())
+        except OSError as error:
+            return error.strerror or str(error)
+        if nearest != path and not nearest.is_dir():
+            return f"{nearest} is no directory"
+        return "" if os.access(nearest, os.W_OK) else f"{nearest} cannot be written"
+
     def close(self) -> None:
         """Try what waits once more, then close the file. What still waits stays in memory."""
         self.drain()
