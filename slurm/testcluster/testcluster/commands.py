@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -120,7 +119,9 @@ def down(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         description = Description.load(layout.description)
-        if description is not None and description.running:
+        if description is None:
+            print(f"down: no cluster was ever made in {layout.root}", file=sys.stderr)
+        elif description.running:
             Cluster(layout, description).down()
         return 0
 
@@ -139,11 +140,19 @@ def image(argv: Sequence[str] | None = None) -> int:
     layout = _layout("image", options.dir)
 
     def work() -> int:
+        if not layout.root.is_dir():
+            raise ClusterError(f"there is no directory {layout.root}: make a cluster in it by `up` first")
         print(busybox_image(layout.root) if options.busybox else host_image(layout.root))
         return 0
 
     return _checked("image", work)
 
+
+FAULTS = (
+    *("prolog_delay", "task_prolog_delay", "import_delay", "import_hang", "import_fail"),
+    *("create_fail", "start_delay", "start_hang", "start_fail", "list_race"),
+)
+"""Those of the prologs, and the stand-in's (slurm/pyxis-standin/README.md)."""
 
 _ACTIONS = """\
 actions:
@@ -155,12 +164,13 @@ actions:
   cont TARGET                SIGCONT
   wait                       until every node is idle or in use
   cut NODE, heal NODE        pull the node's network cable, plug it in (up --netns)
-  fault NODE NAME VALUE      write DIR/nodes/NODE/faults/NAME; without VALUE remove it
+  fault NODE NAME VALUE      write DIR/nodes/NODE/faults/NAME; without VALUE remove it. NAME is one of
+                             {faults}
   stepds NODE [JOB[.STEP]]   the pids of the node's slurmstepd processes
   exec NODE COMMAND...       run a command on the node as root, beside Slurm
 
 targets: slurmctld, munged, slurmdbd, mariadb, NODE, slurmd@NODE, munged@NODE, stepd@NODE:JOB[.STEP]
-"""
+""".format(faults=f"{', '.join(FAULTS[:5])},\n{' ' * 29}{', '.join(FAULTS[5:])}")
 
 
 def ctl(argv: Sequence[str] | None = None) -> int:
@@ -249,6 +259,10 @@ def _targets(cluster: Cluster, name: str) -> Sequence[Node | Daemon | Process]:
         return found
     if name in cluster.description.settings.node_names:
         return [cluster.node(name)]
+    daemons = [daemon.target for daemon in cluster.daemons]
+    if "@" not in name and name not in daemons:
+        nodes = cluster.description.settings.node_names
+        raise ClusterError(f"there is no {name}: {', '.join((*nodes, *daemons))}; see --help for the other targets")
     return [cluster.daemon(name)]
 
 
@@ -314,8 +328,8 @@ def _heal(cluster: Cluster, arguments: list[str]) -> int:
 
 def _fault(cluster: Cluster, arguments: list[str]) -> int:
     node = cluster.node(arguments[0])
-    if os.sep in arguments[1]:
-        raise ClusterError(f"a fault's name has no {os.sep}: {arguments[1]}")
+    if arguments[1] not in FAULTS:
+        raise ClusterError(f"there is no fault {arguments[1]}: {', '.join(FAULTS)}")
     if len(arguments) == 3:
         node.set_fault(arguments[1], arguments[2])
     else:
