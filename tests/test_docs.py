@@ -22,13 +22,15 @@ from typing import Any
 
 import pytest
 
+import stepfence
 from stepfence import settings
 from stepfence.launch.environment import allowed_names
-from stepfence.ledger import LedgerRecord, Outcome, RunQuality
+from stepfence.ledger import LedgerRecord, Outcome, RunQuality, Summary
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 REFERENCE = ROOT / "docs/reference.md"
+API = ROOT / "docs/api.md"
 MARK = "@@@"
 
 
@@ -214,12 +216,15 @@ def test_console_blocks_with_a_cluster_of_their_own(block: Block, own_cluster: P
 # ---- the reference ------------------------------------------------------------------------------------------
 
 
-def _table(heading: str) -> list[str]:
+def _table(heading: str, page: Path = REFERENCE) -> list[str]:
     """Return the first cells, in backquotes, of the tables below a heading."""
-    section = re.search(rf"^#+ {heading}\n(.*?)(?=^#+ |\Z)", REFERENCE.read_text(), re.MULTILINE | re.DOTALL)
+    return [name for cells in _rows(heading, page) for name in re.findall(r"`([^`]+)`", cells[0])]
+
+
+def _rows(heading: str, page: Path) -> list[list[str]]:
+    section = re.search(rf"^#+ {heading}\n(.*?)(?=^#+ |\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
     assert section, heading
-    cells = re.findall(r"^\| (`.*?`) \|", section[1], re.MULTILINE)
-    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    return [row.split(" | ") for row in re.findall(r"^\| (`.*?) \|$", section[1], re.MULTILINE)]
 
 
 @pytest.mark.parametrize("command", ["true", "/no/such/program"])
@@ -245,6 +250,29 @@ def test_the_reference_lists_what_srun_is_given_and_why() -> None:
 def test_the_reference_lists_every_field_and_outcome_of_the_ledger() -> None:
     names = [field.name for field in dataclasses.fields(LedgerRecord)]
     assert sorted(_table("Ledger")) == sorted([*names, *map(str, Outcome), *map(str, RunQuality)])
+
+
+def test_the_reference_lists_every_figure_of_a_summary() -> None:
+    assert sorted(_table("Summary")) == sorted(field.name for field in dataclasses.fields(Summary))
+
+
+@pytest.mark.parametrize("kind", ["Step", "Container", "Mount", "StepResult", "Evidence", "RetryPolicy"])
+def test_the_api_page_lists_every_field(kind: str) -> None:
+    known = {field.name for field in dataclasses.fields(getattr(stepfence, kind))} - {"exit"}
+    assert sorted(_table(kind, API)) == sorted(known)
+
+
+def test_the_api_page_gives_the_defaults_of_the_policy() -> None:
+    shown = {name.strip("`"): default for name, default, _ in _rows("RetryPolicy", API)}
+    assert shown == {name: str(value) for name, value in dataclasses.asdict(stepfence.RetryPolicy()).items()}
+
+
+def test_the_api_page_draws_every_error_and_names_everything_public() -> None:
+    text = API.read_text()
+    assert all(re.search(rf"\b{name}\b", text) for name in stepfence.__all__ if name not in ("__version__", "Verdict"))
+    for name in stepfence.__all__:
+        if isinstance(kind := getattr(stepfence, name), type) and issubclass(kind, Exception):
+            assert re.search(rf"^    [^`\n]*\b{name}\b", text, re.MULTILINE), name
 
 
 def test_links_between_pages_lead_somewhere() -> None:
