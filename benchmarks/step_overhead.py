@@ -11,10 +11,8 @@ returns at the end sentinel and srun is reaped behind it; a bare srun is waited 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
-import pwd
 import statistics
 import subprocess
 import sys
@@ -24,16 +22,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stepfence import Allocation, Step, StepRunner
+from testbed import run_on_a_testcluster, srun_words
 
-ROOT = Path(__file__).resolve().parent.parent
+from stepfence import Allocation, Step, StepRunner
 
 
 def bare(environ: dict[str, str], node: str) -> float:
-    job = environ["SLURM_JOB_ID"]
-    words = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mpi=none"]
+    words = [*srun_words(environ, node), "true"]
     started = time.perf_counter()
-    subprocess.run([*words, "true"], env=environ, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    subprocess.run(words, env=environ, check=True, stdin=subprocess.DEVNULL, capture_output=True)
     return time.perf_counter() - started
 
 
@@ -77,33 +74,6 @@ def compare(
     }
 
 
-def measure_on_a_testcluster(user: str) -> None:
-    """Make a cluster, and run this program in a job of an ordinary user on it."""
-    sys.path.insert(0, str(ROOT / "slurm/testcluster"))
-    module = importlib.import_module("testcluster")
-    directory = Path(tempfile.mkdtemp(prefix="sf-", dir="/tmp"))
-    directory.chmod(0o755)
-    cluster = module.Cluster.up(directory / "c", module.Settings(user=user))
-    try:
-        entry = pwd.getpwnam(user)
-        shared = directory / "c" / "shared"
-        shared.mkdir(exist_ok=True)
-        os.chown(shared, entry.pw_uid, entry.pw_gid)
-        environ = cluster.environment(dict(os.environ))
-        who = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-        wrap = ["sbatch", "--parsable", "-N4", "-n4", "-c12", "-o", "/dev/null", "--wrap", "sleep infinity"]
-        job = subprocess.run(wrap, env=environ, cwd=shared, check=True, capture_output=True, text=True, **who)
-        nodes = ",".join(cluster.description.settings.node_names)
-        environ |= {"SLURM_JOB_ID": job.stdout.strip(), "SLURM_JOB_NODELIST": nodes, "HOME": str(shared)}
-        until = time.monotonic() + 20
-        while "RUNNING" not in cluster.slurm("squeue", "-h", "-o", "%T").stdout and time.monotonic() < until:
-            time.sleep(0.05)
-        child = [sys.executable, __file__, *[a for a in sys.argv[1:] if a != "--testcluster"]]
-        subprocess.run(child, env=environ, cwd=shared, check=True, **who)
-    finally:
-        cluster.down()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--testcluster", action="store_true", help="make a cluster on this machine first (root)")
@@ -114,7 +84,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.testcluster:
-        measure_on_a_testcluster(options.user)
+        arguments = [argument for argument in sys.argv[1:] if argument != "--testcluster"]
+        run_on_a_testcluster(__file__, arguments, user=options.user)
     else:
         measure(options)
 
