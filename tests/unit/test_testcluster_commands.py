@@ -23,11 +23,6 @@ def test_a_directory_that_is_not_there_gets_no_image(capsys: pytest.CaptureFixtu
     assert not TYPO.exists()
 
 
-def test_ending_a_cluster_that_never_was_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.down(["--dir", str(TYPO)]) == 0
-    assert f"no cluster was ever made in {TYPO}" in capsys.readouterr().err
-
-
 def test_a_fault_that_nobody_knows_is_refused() -> None:
     cluster = types.SimpleNamespace(node=lambda name: None)
     with pytest.raises(ClusterError, match="there is no fault nosuch: prolog_delay, "):

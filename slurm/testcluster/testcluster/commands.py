@@ -119,9 +119,7 @@ def down(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         description = Description.load(layout.description)
-        if description is None:
-            print(f"down: no cluster was ever made in {layout.root}", file=sys.stderr)
-        elif description.running:
+        if description is not None and description.running:
             Cluster(layout, description).down()
         return 0
 
