@@ -1,0 +1,1 @@
+"""stepfence inside other programs; each module needs an extra of its own."""
