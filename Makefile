@@ -59,6 +59,12 @@ CHAOS ?= --kills 300
 chaos: packages-test $(DEV)
 	$(BIN)/python tests/chaos/campaign.py $(CHAOS)
 
+## chaos-sessions: the same for sessions; CHAOS_SESSIONS="--deaths 1000 --seed 1" asks for others
+.PHONY: chaos-sessions
+CHAOS_SESSIONS ?= --deaths 300
+chaos-sessions: packages-test $(DEV)
+	$(BIN)/python tests/chaos/sessions.py $(CHAOS_SESSIONS)
+
 ## bench: what a step costs; each benchmark makes a cluster on this machine first, as root
 BENCH ?= --testcluster
 bench: packages-test $(DEV)

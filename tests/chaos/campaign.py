@@ -12,8 +12,7 @@ import random
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "slurm/testcluster"))
 
+from chaos.janitor import SETTLE_S, Janitor, counts, wait_for_listed
 from chaos.journal import read_journal
 from chaos.oracle import Judgement, Record, claims_of, judge
 from chaos.plan import Trial, draw
@@ -32,9 +32,6 @@ from chaos.truth import read_truth
 from stepfence import Ledger
 from stepfence.ledger import LedgerRecord
 
-_QUIET_S = 9.0
-"""How long nothing of a job must run before nothing of it can start: longer than any hold-up's own sleep."""
-_SETTLE_S = 60.0
 MINIMUM_AVAILABILITY = 0.95
 
 
@@ -47,7 +44,7 @@ class Campaign:
     naive: bool
     only: list[int] | None
     site: Site
-    reports: list[Report] = field(default_factory=list)
+    reports: list[Report[Trial]] = field(default_factory=list)
     is_stopped: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waiting: dict[str, deque[Trial]] = field(default_factory=dict)
@@ -87,7 +84,7 @@ class Campaign:
                 return not self.only and self._open == 0
             return self._open == 0 and sum(report.killed for report in self.reports) >= self.kills
 
-    def done(self, report: Report) -> None:
+    def done(self, report: Report[Trial]) -> None:
         with self._lock:
             self._open -= 1
             self.reports.append(report)
@@ -121,59 +118,6 @@ def _work(lane: Lane, campaign: Campaign, janitor: Janitor, gate: threading.Sema
         campaign.done(report)
 
 
-class Janitor:
-    """Ends each job once nothing of it can start any more."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._jobs: list[tuple[Lane, str, float]] = []
-        self._quiet_since: dict[tuple[str, str], float] = {}
-        self._lock = threading.Lock()
-        self._end = threading.Event()
-        self.forced: list[str] = []
-        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
-        self._thread.start()
-
-    def take(self, lane: Lane, job: str) -> None:
-        with self._lock:
-            self._jobs.append((lane, job, time.monotonic() + _SETTLE_S))
-
-    def finish(self) -> None:
-        """Wait until every job is settled."""
-        while True:
-            with self._lock:
-                left = len(self._jobs)
-            if not left:
-                break
-            time.sleep(0.5)
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._end.is_set():
-            time.sleep(0.5)
-            with self._lock:
-                jobs = list(self._jobs)
-            done = [entry for entry in jobs if self._is_settled(*entry)]
-            for lane, job, _ in done:
-                lane.cluster.slurm("scancel", job)
-            with self._lock:
-                self._jobs = [entry for entry in self._jobs if entry not in done]
-
-    def _is_settled(self, lane: Lane, job: str, until: float) -> bool:
-        now, watch, key = time.monotonic(), self._site.watch, (lane.name, job)
-        slurmd = lane.node.slurmd.process
-        if watch.stepds(job) or watch.sruns(job) or slurmd is None or slurmd.state == "T":
-            self._quiet_since.pop(key, None)
-        elif now >= self._quiet_since.setdefault(key, now) + _QUIET_S:
-            return True
-        if now < until:
-            return False
-        # A launch that hangs for ever, or an srun that nobody is left to end: it starts nothing any more.
-        self.forced.append(f"{lane.name} job {job}: {len(watch.end(job))} processes")
-        return True
-
-
 # ---- the verdict on the verdicts ---------------------------------------------------------------------------------
 
 
@@ -181,7 +125,7 @@ class Janitor:
 class Summary:
     """All judgements added up."""
 
-    judgements: list[tuple[Report, Judgement]]
+    judgements: list[tuple[Report[Trial], Judgement]]
     late: int
     forced: list[str]
     listed: list[str]
@@ -190,7 +134,7 @@ class Summary:
         return sum(getattr(judgement, name) for _, judgement in self.judgements)
 
     @property
-    def violations(self) -> list[tuple[Report, list[str]]]:
+    def violations(self) -> list[tuple[Report[Trial], list[str]]]:
         return [(report, found.violations) for report, found in self.judgements if found.violations]
 
     @property
@@ -199,7 +143,7 @@ class Summary:
         return self.total("idle_claimed") / idle if idle else 1.0
 
 
-def _records(site: Site) -> dict[str, list[Record]]:
+def records_of(site: Site) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for cluster in site.clusters:
         for record in Ledger.from_jsonl(cluster.layout.root / "shared" / "run" / "ledger").records():
@@ -209,7 +153,7 @@ def _records(site: Site) -> dict[str, list[Record]]:
 
 
 def _judge_all(campaign: Campaign, janitor: Janitor, listed: list[str]) -> Summary:
-    records = _records(campaign.site)
+    records = records_of(campaign.site)
     judgements = []
     late = 0
     for report in sorted(campaign.reports, key=lambda r: r.trial.number):
@@ -244,15 +188,15 @@ def _tell(campaign: Campaign, summary: Summary, seconds: float) -> int:
     way = "naive status file" if campaign.naive else "stepfence"
     out(f"\nchaos: {way}, seed {campaign.seed}, {kills} kills in {len(reports)} trials, {seconds:.0f} s")
     killed = [report.trial for report in reports if report.killed]
-    out("kills:       " + _counts(f"{t.kill.target}" for t in killed))
-    out("signals:     " + _counts(t.kill.signal for t in killed))
-    out("hold-ups:    " + _counts(t.hold_up.kind for t in killed))
-    out("places:      " + _counts(t.place for t in killed))
-    out("kinds:       " + _counts(t.kind for t in killed))
+    out("kills:       " + counts(f"{t.kill.target}" for t in killed))
+    out("signals:     " + counts(t.kill.signal for t in killed))
+    out("hold-ups:    " + counts(t.hold_up.kind for t in killed))
+    out("places:      " + counts(t.place for t in killed))
+    out("kinds:       " + counts(t.kind for t in killed))
     attempts, executions = summary.total("spawned"), summary.total("executions")
     out(f"attempts:    {attempts} launched, {executions} executions")
     out(f"late steps:  {summary.late} seen that came up after their attempt was claimed NEVER_RAN")
-    out("verdicts:    " + _counts(found.verdict for _, found in summary.judgements))
+    out("verdicts:    " + counts(found.verdict for _, found in summary.judgements))
     out(f"available:   {summary.total('idle_claimed')} of {summary.total('idle')} idle attempts were claimed NEVER_RAN")
     out(f"inserted:    {summary.total('inserted')} results with a line of slurmstepd's in their stderr")
     out(f"doubles:     {summary.total('doubles')} executions beyond the first")
@@ -260,7 +204,7 @@ def _tell(campaign: Campaign, summary: Summary, seconds: float) -> int:
         if report.error:
             out(f"not counted: {report.trial.told()}: {report.error}")
     if summary.forced:
-        out(f"ended:       what {len(summary.forced)} trials left running after {_SETTLE_S:.0f} s, by force")
+        out(f"ended:       what {len(summary.forced)} trials left running after {SETTLE_S:.0f} s, by force")
     if summary.listed:
         out(f"still listed: {' '.join(summary.listed[:10])}")
     for report, found in summary.judgements:
@@ -285,17 +229,6 @@ def _tell(campaign: Campaign, summary: Summary, seconds: float) -> int:
         out(f"{errors} trials could not be made: this run proves nothing")
         return 1
     return 1 if summary.violations or summary.availability < MINIMUM_AVAILABILITY else 0
-
-
-def _counts(words: Iterator[str]) -> str:
-    return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common())
-
-
-def _wait_for_listed(site: Site, timeout_s: float = 30.0) -> list[str]:
-    until = time.monotonic() + timeout_s
-    while (listed := site.listed_steps()) and time.monotonic() < until:
-        time.sleep(1.0)
-    return listed
 
 
 def main() -> int:
@@ -329,7 +262,7 @@ def main() -> int:
             for job in lane.ready_jobs:
                 lane.cluster.slurm("scancel", job)
         janitor.finish()
-        listed = _wait_for_listed(ground)
+        listed = wait_for_listed(ground)
         summary = _judge_all(campaign, janitor, listed)
         return _tell(campaign, summary, time.monotonic() - began)
 

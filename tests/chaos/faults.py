@@ -8,13 +8,23 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from chaos.plan import Trial
+from chaos.plan import HoldUp, Kill
 from chaos.site import Lane, testcluster
 from chaos.watch import Seen, Watch
 
 _FROZEN = {"slurmd_stopped": "slurmd", "munged_stopped": "munged", "slurmctld_stopped": "slurmctld"}
+
+
+class Drawn(Protocol):
+    """What is to happen in a trial."""
+
+    @property
+    def hold_up(self) -> HoldUp: ...
+
+    @property
+    def kill(self) -> Kill: ...
 
 
 class Stage:
@@ -27,7 +37,7 @@ class Stage:
         watch: who runs.
     """
 
-    def __init__(self, lane: Lane, trial: Trial, job: str, watch: Watch) -> None:
+    def __init__(self, lane: Lane, trial: Drawn, job: str, watch: Watch) -> None:
         self._lane, self._trial, self._job, self._watch = lane, trial, job, watch
         self._undo: list[Callable[[], object]] = []
         self._froze: set[int] = set()
@@ -56,7 +66,7 @@ class Stage:
         hold_up = self._trial.hold_up
         if hold_up.kind != "stepd_frozen" or len(self._froze) >= (hold_up.strikes or 99):
             return
-        for stepd in self._watch.stepds(self._job):
+        for stepd in self._watch.stepds(self._lane, self._job):
             if stepd.pid not in self._froze and self._send(stepd, signal.SIGSTOP):
                 self._froze.add(stepd.pid)
 
@@ -81,15 +91,23 @@ class Stage:
         number = signal.Signals[f"SIG{kill.signal}"]
         match kill.target:
             case "srun" | "srun_group":
-                sruns = [s for s in self._watch.sruns(self._job) if s.parent == runner_pid]
+                sruns = [s for s in self._watch.sruns(self._lane, self._job) if s.parent == runner_pid]
                 if not sruns:
                     return False
                 latest = max(sruns, key=lambda s: s.since)
                 return self._send_group(latest, number) if kill.target == "srun_group" else self._send(latest, number)
             case "stepd":
-                return any(self._send(stepd, number) for stepd in self._watch.stepds(self._job)[-1:])
+                return any(self._send(stepd, number) for stepd in self._watch.stepds(self._lane, self._job)[-1:])
             case "shell":
-                return any(self._send(shell, number) for shell in self._watch.shells(self._job)[-1:])
+                return self._hit_latest(self._watch.shells(self._lane, self._job), number)
+            case "server":
+                return self._hit_latest(self._watch.servers(self._lane, self._job), number)
+            case "inner":
+                return self._hit_latest(self._watch.inner_shells(self._lane, self._job), number)
+            case "network":
+                self._lane.node.cut()
+                self._undo.append(self._lane.node.heal)
+                return True
             case "scancel":
                 return self._scancel(number)
             case "slurmd" | "slurmctld" as name:
@@ -113,6 +131,9 @@ class Stage:
         self._lane.heal()
 
     # -----------------------------------------------------------------------------------------------------------
+
+    def _hit_latest(self, found: list[Seen], number: signal.Signals) -> bool:
+        return bool(found) and self._send(max(found, key=lambda s: s.since), number)
 
     def _continue_all(self) -> None:
         undo, self._undo = self._undo, []
@@ -148,7 +169,7 @@ class Stage:
     def _scancel(self, number: signal.Signals) -> bool:
         if time.monotonic() < self._asked_at + 0.1:
             return False
-        stepds = self._watch.stepds(self._job)
+        stepds = self._watch.stepds(self._lane, self._job)
         if stepds and (step := stepds[-1].step):
             name = ".".join(step)
         else:

@@ -54,6 +54,7 @@ class JournalledLedger(Ledger):
     def record(self, *, target: str, attempt: int, outcome: Outcome | str, **facts: Unpack[Facts]) -> None:
         self.journal(
             "claim",
+            target=target,
             number=attempt,
             outcome=str(outcome),
             verdict=facts.get("verdict", ""),
@@ -80,6 +81,37 @@ def main() -> int:
 
 
 def _fenced(spec: dict[str, Any], journal: Journal, number: int) -> dict[str, Any]:
+    runner, ledger = runner_of(spec, journal, number)
+    if spec.get("prepare"):
+        runner.launcher.journal = Journal(Path("/dev/null"), runner=number)
+        runner.ledger = None
+        with runner:
+            runner.run(Step(["/bin/true"], container=container_of(spec), node=spec["node"], timeout_s=20.0))
+        return {"verdict": "PREPARED"}
+    work = Work(spec["token"], spec["lines"], spec["sleep_s"], spec["returncode"])
+    step = Step(
+        work.command(spec["truth"] if spec["kind"] == "bare" else spec["truth_inside"]),
+        container=None if spec["kind"] == "bare" else container_of(spec),
+        workdir="/",
+        node=spec["node"],
+        timeout_s=spec["timeout_s"],
+        launch_deadline_s=spec["launch_deadline_s"],
+        grace_s=spec["grace_s"],
+    )
+    with ledger, runner:
+        try:
+            result = runner.run(step, target=spec["token"])
+        except RunnerError as error:
+            final = failed(error)
+        else:
+            final = completed(result, work)
+        # What it says, it says at once: a kill while srun is reaped takes nothing back.
+        journal("answer", **final)
+    return final
+
+
+def runner_of(spec: dict[str, Any], journal: Journal, number: int) -> tuple[StepRunner, Ledger]:
+    """Return a runner that journals what it does, and its ledger."""
     settings = Settings.from_env()
     allocation = Allocation.from_env(settings)
     launcher = JournalledLauncher(allocation, environ=settings.environ, slurm=Slurm(settings.environ))
@@ -95,42 +127,23 @@ def _fenced(spec: dict[str, Any], journal: Journal, number: int) -> dict[str, An
         settings=settings,
         launcher=launcher,
     )
-    if spec.get("prepare"):
-        launcher.journal = Journal(Path("/dev/null"), runner=number)
-        runner.ledger = None
-        with runner:
-            runner.run(Step(["/bin/true"], container=_container(spec), node=spec["node"], timeout_s=20.0))
-        return {"verdict": "PREPARED"}
-    work = Work(spec["token"], spec["lines"], spec["sleep_s"], spec["returncode"])
-    step = Step(
-        work.command(spec["truth"] if spec["kind"] == "bare" else spec["truth_inside"]),
-        container=None if spec["kind"] == "bare" else _container(spec),
-        workdir="/",
-        node=spec["node"],
-        timeout_s=spec["timeout_s"],
-        launch_deadline_s=spec["launch_deadline_s"],
-        grace_s=spec["grace_s"],
-    )
-    with ledger, runner:
-        try:
-            result = runner.run(step, target=spec["token"])
-        except RunnerError as error:
-            proof = getattr(error, "provable_non_execution", None)
-            evidence = getattr(error, "evidence", None)
-            final = {
-                "verdict": {True: "NEVER_RAN", False: "MAY_HAVE_RUN"}.get(proof, "REFUSED"),
-                "attempt": getattr(evidence, "attempt", ""),
-                "attempts": getattr(error, "attempts", 0),
-                "message": f"{type(error).__name__}: {error}"[:1000],
-            }
-        else:
-            final = _completed(result, work)
-        # What it says, it says at once: a kill while srun is reaped takes nothing back.
-        journal("answer", **final)
-    return final
+    return runner, ledger
 
 
-def _completed(result: StepResult, work: Work) -> dict[str, Any]:
+def failed(error: RunnerError) -> dict[str, Any]:
+    """Return what an error says, for the journal."""
+    proof = getattr(error, "provable_non_execution", None)
+    evidence = getattr(error, "evidence", None)
+    return {
+        "verdict": {True: "NEVER_RAN", False: "MAY_HAVE_RUN"}.get(proof, "REFUSED"),
+        "attempt": getattr(evidence, "attempt", ""),
+        "attempts": getattr(error, "attempts", 0),
+        "message": f"{type(error).__name__}: {error}"[:1000],
+    }
+
+
+def completed(result: StepResult, work: Work) -> dict[str, Any]:
+    """Return what a result says, compared with what the command prints, for the journal."""
     return {
         "verdict": "COMPLETED",
         "attempt": result.evidence.attempt,
@@ -163,7 +176,8 @@ def _odd_lines(got: bytes, wanted: bytes) -> list[str]:
     return [line.decode(errors="replace")[:200] for line in got.splitlines() if line not in known][:8]
 
 
-def _container(spec: dict[str, Any]) -> Container:
+def container_of(spec: dict[str, Any]) -> Container:
+    """Return the container of a trial's command."""
     return Container(
         image=spec["image"],
         name=None if spec["kind"] == "unnamed" else f"c{spec['token']}",

@@ -102,7 +102,7 @@ def judge(
         say("the operation ran and its answer is NEVER_RAN")
     for answer in answers:
         if answer["event"] == "answer" and answer["verdict"] == "COMPLETED":
-            found.violations += _completed(trial, answer, truth, naive=naive)
+            found.violations += completed(trial.returncode, answer, truth, naive=naive)
             found.inserted += not naive and "slurmstepd" in answer["stdout"] + answer["stderr"]
     if not naive:
         found.violations += _second_runner(trial, events)
@@ -119,25 +119,27 @@ def _final_verdict(answers: Sequence[Mapping[str, Any]]) -> str:
     return str(said[-1]) if said else "REFUSED"
 
 
-def _completed(trial: Trial, answer: Mapping[str, Any], truth: Executions, *, naive: bool) -> Iterable[str]:
+def completed(returncode: int, answer: Mapping[str, Any], truth: Executions, *, naive: bool = False) -> Iterable[str]:
+    """Give what is wrong with a result, of a command that returns ``returncode`` where nobody ends it."""
     code = answer["returncode"]
     if len(truth.begun) != 1:
         yield f"COMPLETED, and executed {len(truth.begun)} times"
     if naive:
         return
-    if answer["attempt"] not in truth.begun:
+    # A session's evidence names its step: what its command is told of itself has a number behind it.
+    if not any(name == answer["attempt"] or name.startswith(f"{answer['attempt']}.") for name in truth.begun):
         yield f"COMPLETED by attempt {answer['attempt']}, which never ran"
     if answer["timed_out"]:
         if truth.ended:
             yield "timed out, and the command came to its end"
-    elif code == trial.returncode:
+    elif code == returncode:
         if len(truth.ended) != 1:
             yield f"COMPLETED with {code}, and the command came to its end {len(truth.ended)} times"
         if answer["output_complete"] and not all(answer[name].startswith("equal") for name in ("stdout", "stderr")):
             said = f"{answer['stdout']}, {answer['stderr']}, {answer['got']} bytes, {answer['odd']}"
             yield f"output called complete, and it differs: {said}"
     elif code not in _SIGNALLED:
-        yield f"return code {code} instead of {trial.returncode}"
+        yield f"return code {code} instead of {returncode}"
     elif "different" in (answer["stdout"], answer["stderr"]) and answer["output_complete"]:
         yield f"output called complete, and it is not the command's: {answer['odd']}"
 

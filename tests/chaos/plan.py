@@ -125,8 +125,8 @@ _SIGNALS = (("KILL", 5), ("TERM", 3), ("INT", 2), ("STOP", 3))
 def draw(seed: int, number: int) -> Trial:
     """Return the trial of this number."""
     rng = random.Random(f"stepfence-chaos/{seed}/{number}")  # noqa: S311
-    kind = _pick(rng, KINDS)
-    kill_target = _pick(rng, _TARGETS)
+    kind = pick(rng, KINDS)
+    kill_target = pick(rng, _TARGETS)
     # The task prolog needs a cluster of its own, and Slurm runs it inside containers, where it is not.
     task_prolog = kind == "bare" and kill_target != "slurmctld" and rng.random() < 0.5
     faults: list[tuple[str, int]] = list(_NODE_FAULTS)
@@ -137,7 +137,7 @@ def draw(seed: int, number: int) -> Trial:
     if kind in ("named", "existing"):
         faults.append(("list_race", 1))
     hold_up = HoldUp(
-        kind="task_prolog_delay" if task_prolog else _pick(rng, faults),
+        kind="task_prolog_delay" if task_prolog else pick(rng, faults),
         seconds=round(rng.uniform(0.2, 6.0), 2),
         strikes=rng.choice([None, 1, 1, 2]),
         thaw_s=round(rng.uniform(0.3, 7.0), 2),
@@ -145,7 +145,7 @@ def draw(seed: int, number: int) -> Trial:
     deadline_s = round(rng.uniform(1.0, 3.0), 2)
     kill = Kill(
         target=kill_target,
-        signal=_pick(rng, _SIGNALS),
+        signal=pick(rng, _SIGNALS),
         at_s=round(rng.uniform(0.0, 0.4) if rng.random() < 0.4 else rng.uniform(0.4, deadline_s + 1.5), 3),
         resume_s=round(rng.uniform(0.2, 4.0), 2),
     )
@@ -167,5 +167,6 @@ def draw(seed: int, number: int) -> Trial:
     )
 
 
-def _pick(rng: random.Random, weighted: Sequence[tuple[T, int]]) -> T:
+def pick(rng: random.Random, weighted: Sequence[tuple[T, int]]) -> T:
+    """Return one of the values, by their weights."""
     return rng.choices([value for value, _ in weighted], [weight for _, weight in weighted])[0]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import testcluster
+from testcluster.processes import namespace_of
 
 from chaos.watch import Watch
 
@@ -34,6 +35,11 @@ class Lane:
     shared: Path
     image: Path | None
     ready_jobs: list[str] = field(default_factory=list)
+    _space: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = self.node.first
+        self._space = None if first is None else namespace_of(first.pid, "pid")
 
     @property
     def node(self) -> Any:
@@ -42,6 +48,16 @@ class Lane:
     @property
     def name(self) -> str:
         return f"{self.cluster.layout.root.name}/{self.node_name}"
+
+    def owns(self, pid: int) -> bool:
+        """Whether a process runs on this node, or outside of all nodes with this cluster's configuration."""
+        if self._space is not None and namespace_of(pid, "pid") == self._space:
+            return True
+        mark = f"SLURM_CONF={self.cluster.layout.slurm_conf}".encode()
+        try:
+            return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
 
     def environ(self, job: str) -> dict[str, str]:
         """Return what a process in the job's batch script would have in its environment."""
@@ -86,6 +102,8 @@ class Lane:
         """Start or continue every daemon that this lane may have hit, and take every fault away."""
         for path in self.node.layout.faults.iterdir():
             path.unlink(missing_ok=True)
+        if self.node.is_cut:
+            self.node.heal()
         daemons = [self.node.munged, self.node.slurmd]
         if self.place == "controller":
             daemons.insert(0, self.cluster.slurmctld)
@@ -113,7 +131,8 @@ class Site:
         return found
 
 
-_CLUSTERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+Clusters = tuple[tuple[str, str, dict[str, Any]], ...]
+CLUSTERS: Clusters = (
     ("m", "main", {"nodes": 4, "cpus_per_node": 64}),
     ("p", "prolog", {"nodes": 2, "cpus_per_node": 64, "task_prolog": True, "pyxis": False}),
     ("q", "controller", {"nodes": 1, "cpus_per_node": 64}),
@@ -124,15 +143,15 @@ _CLUSTERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 @contextlib.contextmanager
-def site(keep: Path | None) -> Iterator[Site]:
+def site(keep: Path | None, specs: Clusters = CLUSTERS) -> Iterator[Site]:
     """Start the clusters, and end them whatever happens."""
     # Under /tmp: sockets have short names, and an ordinary user must be able to get there.
     root = Path(tempfile.mkdtemp(prefix="sfx-", dir="/tmp"))
     root.chmod(0o755)
     watch = Watch()
     clusters: list[Any] = []
-    # Processes are told apart by the job in their titles: no other cluster of this machine may have the same.
-    first_jobs = [1000 * number for number in random.SystemRandom().sample(range(1000, 60000), len(_CLUSTERS))]
+    # For whoever looks at this machine: no two clusters of it show the same jobs.
+    first_jobs = [1000 * number for number in random.SystemRandom().sample(range(1000, 60000), len(specs))]
     try:
         lanes: list[Lane] = []
 
@@ -143,8 +162,8 @@ def site(keep: Path | None) -> Iterator[Site]:
             clusters.append(cluster)
             return place, cluster
 
-        with ThreadPoolExecutor(len(_CLUSTERS)) as pool:
-            for place, cluster in list(pool.map(up, _CLUSTERS)):
+        with ThreadPoolExecutor(len(specs)) as pool:
+            for place, cluster in list(pool.map(up, specs)):
                 lanes += _lanes(place, cluster)
         yield Site(lanes, watch, clusters, root)
     finally:

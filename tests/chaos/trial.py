@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from chaos.faults import Stage
 from chaos.journal import read_journal
@@ -21,15 +21,16 @@ from chaos.site import USER, Lane
 from chaos.watch import Watch
 
 OPERATION = Path(__file__).resolve().parent / "operation.py"
+T = TypeVar("T")
 _STUCK_S = 90.0
 _TICK_S = 0.008
 
 
 @dataclass(slots=True)
-class Report:
+class Report(Generic[T]):
     """What was done in a trial; what came of it is in its journal and truth file."""
 
-    trial: Trial
+    trial: T
     lane: str
     job: str
     journal: Path
@@ -41,14 +42,14 @@ class Report:
     done_at: float = field(default=0.0)
 
 
-class _Runner:
+class Runner:
     """One runner process."""
 
-    def __init__(self, lane: Lane, job: str, spec: Path, number: int, log: Path) -> None:
+    def __init__(self, lane: Lane, job: str, spec: Path, number: int, log: Path, *, script: Path = OPERATION) -> None:
         entry = pwd.getpwnam(USER)
         with log.open("ab") as sink:
             self._popen = subprocess.Popen(
-                [sys.executable, str(OPERATION), str(spec), str(number)],
+                [sys.executable, str(script), str(spec), str(number)],
                 env=lane.environ(job),
                 cwd=lane.shared,
                 user=entry.pw_uid,
@@ -75,7 +76,7 @@ class _Runner:
             self._popen.send_signal(number)
 
 
-def run_trial(lane: Lane, trial: Trial, *, naive: bool, watch: Watch) -> Report:
+def run_trial(lane: Lane, trial: Trial, *, naive: bool, watch: Watch) -> Report[Trial]:
     """Run one trial to its end; its late steps may still come up."""
     began = time.monotonic()
     job = _job(lane, trial, watch)
@@ -108,11 +109,16 @@ def _job(lane: Lane, trial: Trial, watch: Watch) -> str:
         lane.node.set_fault("prolog_delay", trial.hold_up.seconds)
         job = lane.submit()
         return job if lane.wait_running(job) else ""
+    return running_job(lane, watch)
+
+
+def running_job(lane: Lane, watch: Watch) -> str:
+    """Return a job that runs on a lane's node and was not used before; "" where that cannot be had."""
     for _ in range(2):
         job = lane.ready_jobs.pop(0) if lane.ready_jobs else lane.submit()
         if lane.wait_running(job):
             until = time.monotonic() + 10
-            while not watch.has_batch(job) and time.monotonic() < until:
+            while not watch.has_batch(lane, job) and time.monotonic() < until:
                 time.sleep(0.02)
             if lane.place == "controller":
                 # slurmctld saves its state every few seconds: a job it forgets in a crash is no trial.
@@ -124,10 +130,14 @@ def _job(lane: Lane, trial: Trial, watch: Watch) -> str:
     return ""
 
 
-def _spec(lane: Lane, trial: Trial, report: Report, *, naive: bool) -> Path:
+def _spec(lane: Lane, trial: Trial, report: Report[Trial], *, naive: bool) -> Path:
+    return write_spec(lane, report, {**trial.as_json(), "naive": naive})
+
+
+def write_spec(lane: Lane, report: Report[Any], drawn: dict[str, Any]) -> Path:
+    """Write down what a runner needs to know, and make the files that it writes to."""
     spec: dict[str, Any] = {
-        **trial.as_json(),
-        "naive": naive,
+        **drawn,
         "job": report.job,
         "node": lane.node_name,
         "image": str(lane.image),
@@ -148,18 +158,20 @@ def _spec(lane: Lane, trial: Trial, report: Report, *, naive: bool) -> Path:
 def _prepare(lane: Lane, job: str, spec: Path, base: Path) -> bool:
     prepared = base.with_suffix(".prepare.json")
     prepared.write_text(json.dumps({**json.loads(spec.read_text()), "prepare": True, "journal": "/dev/null"}))
-    return _Runner(lane, job, prepared, 0, base.with_suffix(".log")).wait(60) == 0
+    return Runner(lane, job, prepared, 0, base.with_suffix(".log")).wait(60) == 0
 
 
 class _Course:
     """The course of one trial: a loop that looks and acts every few milliseconds."""
 
-    def __init__(self, lane: Lane, trial: Trial, report: Report, stage: Stage, spec: Path, *, naive: bool) -> None:
+    def __init__(
+        self, lane: Lane, trial: Trial, report: Report[Trial], stage: Stage, spec: Path, *, naive: bool
+    ) -> None:
         self._lane, self._trial, self._report, self._stage, self._spec = lane, trial, report, stage, spec
         self._naive = naive
         self._log = spec.with_suffix(".log")
-        self._first = _Runner(lane, report.job, spec, 1, self._log)
-        self._second: _Runner | None = None
+        self._first = Runner(lane, report.job, spec, 1, self._log)
+        self._second: Runner | None = None
         self._size = 0
         self._spawned_at: float | None = None
         self._answered = False
@@ -183,7 +195,7 @@ class _Course:
             time.sleep(_TICK_S)
 
     @property
-    def _runners(self) -> list[_Runner]:
+    def _runners(self) -> list[Runner]:
         return [self._first] if self._second is None else [self._first, self._second]
 
     def _is_over(self) -> bool:
@@ -241,5 +253,5 @@ class _Course:
             self._second = self._start_second()
         self._resumed = True
 
-    def _start_second(self) -> _Runner:
-        return _Runner(self._lane, self._report.job, self._spec, 2, self._log)
+    def _start_second(self) -> Runner:
+        return Runner(self._lane, self._report.job, self._spec, 2, self._log)

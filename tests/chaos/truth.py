@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,3 +70,10 @@ def read_truth(path: Path, token: str) -> Executions:
             case _:
                 foreign.append(line)
     return Executions(tuple(begun), tuple(ended), tuple(foreign))
+
+
+def read_truths(path: Path, tokens: Iterable[str]) -> tuple[dict[str, Executions], list[str]]:
+    """Return what a truth file of many operations holds, by token, and the lines that are none of theirs."""
+    found = {token: read_truth(path, token) for token in tokens}
+    lines = path.read_text().splitlines() if path.exists() else []
+    return found, [line for line in lines if all(line in one.foreign for one in found.values())]

@@ -1,4 +1,7 @@
-"""Who runs on this machine, looked at often and cheaply: sruns, slurmstepds, step shells."""
+"""Who runs on this machine, looked at often and cheaply: sruns, slurmstepds, step shells.
+
+Two clusters can both have a job 1: whoever asks says whose processes are meant.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 _STEPD = re.compile(r"^slurmstepd: \[(\d+)\.([^\]]+)\]")
 _SHELL = re.compile(r"^/bin/sh -c .* (a[0-9a-f]{16}-n\d+|n[0-9a-f]{16})( |$)", re.DOTALL)
+_INNER = re.compile(r"^/bin/sh -c \s*unset sf_count ")
 _YOUNG_S = 0.5
 _CHANGING = ("slurmstepd", "/usr/sbin/slurmstepd")
 """They get their title, or execute something else, long after they came up."""
@@ -32,6 +37,13 @@ class Seen:
         """Return (job, step) of a slurmstepd's title."""
         found = _STEPD.match(self.command)
         return (found[1], found[2]) if found else None
+
+
+class Home(Protocol):
+    """A cluster's node, and the submitting side of that cluster."""
+
+    def owns(self, pid: int) -> bool:
+        """Whether a process runs there."""
 
 
 class Watch:
@@ -54,34 +66,49 @@ class Watch:
         """Return what was seen last, by pid."""
         return self._seen
 
-    def sruns(self, job: str) -> list[Seen]:
+    def sruns(self, home: Home, job: str) -> list[Seen]:
         """Return the sruns of a job's steps, without those that clean up."""
         mark = f" --jobid={job} "
         found = [s for s in self._seen.values() if s.command.startswith("srun ") and mark in s.command]
-        return [s for s in found if "sf-remove" not in s.command and "--job-name=prepare" not in s.command]
+        found = [s for s in found if "sf-remove" not in s.command and "--job-name=prepare" not in s.command]
+        return [s for s in found if home.owns(s.pid)]
 
-    def stepds(self, job: str) -> list[Seen]:
+    def stepds(self, home: Home, job: str) -> list[Seen]:
         """Return the slurmstepds of a job's numbered steps, oldest first; not their children of the same title."""
-        seen = self._seen
-        mine = {p: s for p, s in seen.items() if (step := s.step) and step[0] == job and step[1].isdecimal()}
+        found = {p: s for p, s in self._seen.items() if (step := s.step) and step[0] == job and step[1].isdecimal()}
+        mine = {p: s for p, s in found.items() if home.owns(p)}
         return sorted((s for s in mine.values() if s.parent not in mine), key=lambda s: s.since)
 
-    def has_batch(self, job: str) -> bool:
+    def has_batch(self, home: Home, job: str) -> bool:
         """Whether the job's batch script has a slurmstepd."""
-        return any(s.step == (job, "batch") for s in self._seen.values())
+        return any(s.step == (job, "batch") and home.owns(s.pid) for s in self._seen.values())
 
-    def shells(self, job: str) -> list[Seen]:
+    def shells(self, home: Home, job: str) -> list[Seen]:
         """Return the step shells of a job: the topmost of each step."""
         seen = self._seen
-        below = {stepd.pid for stepd in self.stepds(job)}
+        below = {stepd.pid for stepd in self.stepds(home, job)}
         while more := {p for p, s in seen.items() if s.parent in below and s.command.startswith("slurmstepd")} - below:
             below |= more
         return [s for s in seen.values() if s.parent in below and s.command.startswith("/bin/sh -c ")]
 
-    def end(self, job: str) -> list[Seen]:
+    def servers(self, home: Home, job: str) -> list[Seen]:
+        """Return the shells that serve one command each, in the sessions of a job."""
+        above = {shell.pid for shell in self.shells(home, job)}
+        return [s for s in self._seen.values() if s.parent in above and s.command.startswith("/bin/sh -c ")]
+
+    def inner_shells(self, home: Home, job: str) -> list[Seen]:
+        """Return the shells that take a command's fence and become its parent."""
+        seen = self._seen
+        below = {shell.pid for shell in self.shells(home, job)}
+        while more := {p for p, s in seen.items() if s.parent in below} - below:
+            below |= more
+        found = {p: s for p, s in seen.items() if p in below and _INNER.match(s.command)}
+        return [s for s in found.values() if s.parent not in found]
+
+    def end(self, home: Home, job: str) -> list[Seen]:
         """Kill what is left of a job's numbered steps, from the leaves up; return it."""
         seen = self._seen
-        found = [*self.sruns(job), *self.stepds(job)]
+        found = [*self.sruns(home, job), *self.stepds(home, job)]
         for one in found:
             found += [s for s in seen.values() if s.parent == one.pid and s not in found]
         for one in reversed(found):

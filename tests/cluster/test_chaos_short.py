@@ -1,4 +1,4 @@
-"""The chaos campaign, a short one: `make chaos` runs the long one, and the control beside it."""
+"""Short chaos campaigns: `make chaos` and `make chaos-sessions` run the long ones."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
-CAMPAIGN = Path(__file__).resolve().parent.parent / "chaos" / "campaign.py"
+CHAOS = Path(__file__).resolve().parent.parent / "chaos"
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.standin]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.standin,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the test cluster needs root"),
+]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the test cluster needs root")
-def test_whatever_is_killed_no_command_runs_twice_and_what_never_ran_is_known() -> None:
+def run(script: str, *options: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(CAMPAIGN), "--kills", "12", "--seed", "3"],
+        [sys.executable, str(CHAOS / script), *options],
         capture_output=True,
         text=True,
         timeout=400,
@@ -25,3 +29,11 @@ def test_whatever_is_killed_no_command_runs_twice_and_what_never_ran_is_known() 
     )
     assert done.returncode == 0, done.stderr + done.stdout
     assert "0 violations, availability" in done.stdout
+
+
+def test_whatever_is_killed_no_command_runs_twice_and_what_never_ran_is_known() -> None:
+    run("campaign.py", "--kills", "12", "--seed", "3")
+
+
+def test_whatever_of_a_session_dies_no_command_of_it_runs_twice_and_what_never_ran_is_known() -> None:
+    run("sessions.py", "--deaths", "8", "--seed", "7")
