@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from stepfence.errors import BadInput, LaunchPaused
 from stepfence.events import get_logger
+from stepfence.forks import anew_in_child
 
 log = get_logger(__name__)
 
@@ -69,9 +70,14 @@ class LaunchBreaker:
         self._min_operations = min_operations
         self._share = share
         self._clock = clock
-        self._lock = threading.Lock()
+        self.start_anew()
+        anew_in_child(self)
         self._launches: deque[_Launch] = deque()
         self._pause: _Pause | None = None
+
+    def start_anew(self) -> None:
+        """Have a lock that no thread of the parent holds: see `stepfence.forks`."""
+        self._lock = threading.Lock()
 
     def before_launch(self) -> None:
         """Return if a launch may be started; every one that is must be followed by `record`.

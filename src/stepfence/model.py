@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import enum
-import io
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stepfence.errors import BadInput
+
+MOST_TASKS = 65_536
+"""More tasks, or nodes, no step has: each has a fence of its own."""
 
 LONGEST_S = 1e9
 """No limit is longer, in seconds: about 32 years."""
@@ -241,13 +243,22 @@ def _variables(given: Any) -> bool:
 
 
 def _source(given: Any) -> bool:
-    return isinstance(given, bytes) or (hasattr(given, "read") and not isinstance(given, io.TextIOBase))
+    """Bytes, or what gives bytes: a closed file, one for writing and one of text give none."""
+    if isinstance(given, bytes):
+        return True
+    try:
+        return isinstance(given.read(0), bytes)
+    except (AttributeError, TypeError, OSError, ValueError):
+        return False
 
 
 _FLAG: _Field = (_of(bool), "True or False")
 _TEXT: _Field = (_or_none(_of(str)), "a string, or None")
 _NAME: _Field = (_or_none(_text), "a string that is not empty, or None")
-_ONE_OR_MORE: _Field = (_whole(1), "a whole number, 1 or more")
+_ONE_OR_MORE: _Field = (
+    lambda value: _whole(1)(value) and value <= MOST_TASKS,
+    f"a whole number, 1 or more, at most {MOST_TASKS}",
+)
 _LIMIT: _Field = (_or_none(_seconds), "a number of seconds above 0, or None")
 _CALLBACK: _Field = (_or_none(callable), "a function that takes bytes, or None")
 
@@ -275,7 +286,7 @@ _STEP: Mapping[str, _Field] = {
     "grace_s": (_seconds, "a number of seconds above 0"),
     "env": (_variables, "a mapping of names to values, both strings"),
     "workdir": _TEXT,
-    "stdin": (_or_none(_source), "bytes, a file opened in binary mode, or None"),
+    "stdin": (_or_none(_source), "bytes, a file open for reading in binary mode, or None"),
     "merge_stderr": _FLAG,
     "node": _NAME,
     "nodes": _ONE_OR_MORE,

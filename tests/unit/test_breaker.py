@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -150,3 +152,14 @@ def test_of_many_threads_one_sends_the_probe(breaker: LaunchBreaker, clock: Cloc
 def test_a_breaker_that_could_never_act_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(BadInput, match="breaker"):
         make()
+
+
+def test_a_forked_child_has_a_lock_that_nobody_holds() -> None:
+    breaker = LaunchBreaker()
+    with breaker._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            breaker.before_launch()
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

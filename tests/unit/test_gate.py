@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -61,6 +63,17 @@ def test_one_that_ended_with_an_error_is_out() -> None:
     for _ in range(3):
         with pytest.raises(OSError, match="no"), gate.entered():
             raise OSError("no")
+
+
+def test_a_forked_child_finds_the_gate_open_whoever_held_it() -> None:
+    gate = LaunchGate(1, patience_s=60)
+    with gate.entered(), gate._changed:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            with gate.entered():
+                os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_by_itself_it_asks_how_many_processors_there_are() -> None:

@@ -7,6 +7,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,27 @@ def test_a_directory_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
 
 @needs_root
 def test_a_cover_that_fails_starts_nothing(tmp_path: Path) -> None:
-    assert isolate("full", "/bin/echo", "there", covers=("x" * 5000,)).returncode == 94
+    (tmp_path / "locked" / "fences").mkdir(parents=True)
+    (tmp_path / "locked").chmod(0o700)
+    done = isolate("userns", "/bin/echo", "there", covers=(str(tmp_path / "locked" / "fences"),))
+    assert (done.returncode, done.stdout) == (94, "")
+
+
+def test_a_program_that_is_busy_is_tried_again(tmp_path: Path) -> None:
+    """Whoever is just being forked has the descriptor by which it was written."""
+    if not PROGRAM.exists():
+        pytest.skip("built without isolate")
+    environ = {"PATH": str(tmp_path / "bin")}  # unshare is nowhere
+    (tmp_path / "bin").mkdir()
+    for tool in ("sleep", "true"):
+        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    retry = RetryPolicy(max_attempts=1)
+    with StepRunner.local(run_dir=tmp_path / "run", settings=Settings.from_env(environ), retry=retry) as runner:
+        held = os.open(runner.fences.box("bare") / PROGRAM.name, os.O_WRONLY)
+        timer = threading.Timer(0.05, os.close, [held])
+        timer.start()
+        assert runner.run(Step(["true"])).evidence.isolation != "none"
+        timer.join()
 
 
 @needs_root

@@ -9,6 +9,20 @@ from typing import Any
 import pytest
 
 from stepfence import BadInput, Container, Isolation, Mount, Step
+from stepfence.model import MOST_TASKS
+
+CLOSED = io.BytesIO()
+CLOSED.close()
+
+
+class ForWriting(io.RawIOBase):
+    """Readable it is not, like a file that was opened with "wb"."""
+
+    def read(self, size: int = -1) -> bytes:
+        raise io.UnsupportedOperation("not readable")
+
+
+FOR_WRITING = ForWriting()
 
 WRONG: list[tuple[type, str, Any]] = [
     *((Step, "command", value) for value in ("ls", None, [1], ["ls", None], 5, iter(["ls"]))),
@@ -18,7 +32,8 @@ WRONG: list[tuple[type, str, Any]] = [
     *((Step, "grace_s", value) for value in ("5", 0, None)),
     *((Step, "env", value) for value in ({"A": 1}, {1: "a"}, {"A": None}, ["A=1"], "A=1", None)),
     *((Step, "workdir", value) for value in (Path("/"), 1)),
-    *((Step, "stdin", value) for value in ("text", io.StringIO("text"), 1, bytearray(b"x"))),
+    *((Step, "stdin", value) for value in ("text", io.StringIO("text"), 1, bytearray(b"x"), CLOSED, FOR_WRITING)),
+    *((Step, name, value) for name in ("nodes", "ntasks") for value in (MOST_TASKS + 1, 10**20)),
     *((Step, "merge_stderr", value) for value in (1, "yes", None)),
     *((Step, "node", value) for value in ("", 1, ["n1"])),
     *((Step, name, value) for name in ("nodes", "ntasks") for value in ("2", 0, 1.0, True, None)),

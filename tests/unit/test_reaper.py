@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -35,6 +36,41 @@ def test_five_hundred_processes_leave_no_descriptor_and_no_thread() -> None:
     while any(now > was for now, was in zip(_open_and_running(), before, strict=True)):
         assert time.monotonic() < until, (_open_and_running(), before)
         time.sleep(0.01)
+
+
+def test_without_descriptors_for_it_a_process_is_reaped_with_the_next() -> None:
+    """In a process of its own, whose descriptors can all be used up."""
+    child = os.fork()
+    if child == 0:
+        status = 99
+        try:
+            reaper = Reaper()
+            first = Process(["/bin/sh", "-c", "sleep 0.2; exit 3"], env={"PATH": os.environ["PATH"]})
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first.stderr.fileno() + 2, 4096))
+            reaper.take(first)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+            status = 1 if reaper.close(0.0) else 2
+            second = Process(["/bin/sh", "-c", "exit 4"], env={"PATH": os.environ["PATH"]})
+            reaper.take(second)
+            if reaper.close(10) and (first.exit.returncode, second.exit.returncode) == (3, 4):
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_follows_a_process_and_fails_stops_nobody_else() -> None:
+    reaper = Reaper()
+    done: list[int] = []
+
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    processes = [Process(["/bin/sh", "-c", "sleep 0.1"], env={"PATH": os.environ["PATH"]}) for _ in range(3)]
+    for process, then in zip(processes, (fail, lambda: done.append(1), lambda: done.append(2)), strict=True):
+        reaper.take(process, then=then)
+    assert reaper.close(10)
+    assert sorted(done) == [1, 2]
 
 
 def _open_and_running() -> tuple[int, int]:

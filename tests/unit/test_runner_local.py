@@ -436,6 +436,20 @@ def test_an_interrupt_leaves_nothing_running(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+def test_a_working_directory_among_the_fences_is_refused(runner: StepRunner, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(runner.fences.path / "bare")
+    for workdir in (runner.fences.path, runner.fences.box("bare"), tmp_path / "link", tmp_path / "x" / ".." / "link"):
+        with pytest.raises(BadInput, match="among the fences"):
+            runner.run(Step(["ls"], workdir=str(workdir)))
+    assert runner.run(Step(["pwd"], workdir=str(tmp_path))).returncode == 0
+
+
+@pytest.mark.parametrize("step", [{"command": ["echo", "\ud800"]}, {"env": {"A": "\ud800"}}, {"workdir": "/\ud800"}])
+def test_what_is_no_character_is_refused(runner: StepRunner, step: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="no character"):
+        runner.run(Step(**{"command": ["true"], **step}))
+
+
 # ---- takeover -----------------------------------------------------------------------------------------------
 
 

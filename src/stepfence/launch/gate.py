@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from stepfence.forks import anew_in_child
+
 PER_PROCESSOR = 3
 """More than one: a launch waits for others, the controller above all, most of its time."""
 
@@ -36,6 +38,11 @@ class LaunchGate:
         self._width = width or PER_PROCESSOR * len(os.sched_getaffinity(0))
         self._patience_s = patience_s
         self._now = now
+        self.start_anew()
+        anew_in_child(self)
+
+    def start_anew(self) -> None:
+        """Leave who is inside to the parent: see `stepfence.forks`."""
         self._changed = threading.Condition()
         self._inside: deque[Pass] = deque()
 

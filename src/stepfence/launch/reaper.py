@@ -8,11 +8,14 @@ import selectors
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stepfence.events import get_logger
+from stepfence.forks import anew_in_child
 from stepfence.launch.process import Process
+
+log = get_logger(__name__)
 
 _PATIENCE_S = 60.0
 """How long srun may take to end by itself once its step is over: epilogs take their time."""
@@ -41,19 +44,24 @@ class Reaper:
 
     def __init__(self) -> None:
         self._wake: int | None = None
-        self._start_anew()
-        _reapers.add(self)
+        self.start_anew()
+        anew_in_child(self)
 
-    def _start_anew(self) -> None:
+    def start_anew(self) -> None:
+        """Leave what was to be reaped to the parent: see `stepfence.forks`."""
         self._lock = threading.Condition()
         self._new: list[_Left] = []
         self._busy = 0
-        if self._wake is not None:
-            os.close(self._wake)
-            self._wake = None
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            with contextlib.suppress(OSError):
+                os.close(wake)
 
     def take(self, process: Process, *, then: Callable[[], object] = lambda: None) -> None:
-        """Reap a process; call ``then`` when it is gone."""
+        """Reap a process; call ``then`` when it is gone.
+
+        Where there are no threads or descriptors left for that, it is done with the next process.
+        """
         if process.poll() is not None:
             process.close()
             then()
@@ -61,11 +69,23 @@ class Reaper:
         with self._lock:
             self._busy += 1
             self._new.append(_Left(process, then, time.monotonic() + _PATIENCE_S))
-            if self._wake is None:
-                woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-                threading.Thread(target=self._run, args=[woken], name="stepfence-reaper", daemon=True).start()
+            self._ensure_thread()
+
+    def _ensure_thread(self) -> None:
+        if self._wake is not None:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake, b".")
+            return
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, RuntimeError):
+            selector = stack.enter_context(selectors.DefaultSelector())
+            woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            stack.callback(os.close, woken)
+            stack.callback(os.close, wake)
+            selector.register(woken, selectors.EVENT_READ)
+            arguments = (selector, woken)
+            threading.Thread(target=self._run, args=arguments, name="stepfence-reaper", daemon=True).start()
+            self._wake = wake
+            stack.pop_all()  # they are the thread's now
 
     def do(self, work: Callable[[], object]) -> None:
         """Run ``work``, which ends by itself, in a daemon thread; `close` waits for it."""
@@ -83,6 +103,8 @@ class Reaper:
     def close(self, timeout_s: float = 15.0) -> bool:
         """Wait until nothing is left to do; return whether that was so in time."""
         with self._lock:
+            if self._new:
+                self._ensure_thread()
             return self._lock.wait_for(lambda: self._busy == 0 and self._wake is None, timeout_s)
 
     def _finish(self) -> None:
@@ -90,10 +112,9 @@ class Reaper:
             self._busy -= 1
             self._lock.notify_all()
 
-    def _run(self, woken: int) -> None:
+    def _run(self, selector: selectors.BaseSelector, woken: int) -> None:
         left: dict[int, _Left] = {}
-        with selectors.DefaultSelector() as selector:
-            selector.register(woken, selectors.EVENT_READ)
+        with selector:
             while True:
                 events = selector.select(_TURN_S if left else _IDLE_S)
                 with contextlib.suppress(BlockingIOError):
@@ -101,9 +122,9 @@ class Reaper:
                 with self._lock:
                     fresh, self._new = self._new, []
                     if not left and not fresh and self._wake is not None:
-                        os.close(self._wake)
+                        wake, self._wake = self._wake, None
+                        os.close(wake)
                         os.close(woken)
-                        self._wake = None
                         self._lock.notify_all()
                         return
                 # Of many that end at once, each event concerns one.
@@ -133,20 +154,11 @@ class Reaper:
         process.close()
         try:
             one.then()
+        except Exception as error:  # the others are still to be reaped
+            log.warning("reaper.failed", error=f"{type(error).__name__}: {error}")
         finally:
             self._finish()
         return True
-
-
-_reapers: weakref.WeakSet[Reaper] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for reaper in list(_reapers):
-        reaper._start_anew()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _descriptors(process: Process) -> list[int]:

@@ -258,7 +258,6 @@ class Session:
             request,
             number=live.commands,
             stdin="none" if asked.stdin is None else "file",
-            workdir=asked.step.workdir or live.place.workdir,
             # Whose root file system it is was asked by the first.
             rootfs=request.rootfs if live.commands == 0 else "-",
         )

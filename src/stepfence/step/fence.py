@@ -60,7 +60,8 @@ class FenceRoot:
             raise BadInput(
                 f"run directory {str(run_dir)!r} cannot be made: {error.strerror}: choose another (--run-dir)"
             ) from error
-        self._contents = {"step.sh": (render_script(), 0o600), **(_programs() if native else {})}
+        self._script = render_script()
+        self._programs = _programs() if native else {}
         self._boxes: set[str] = set()
 
     def box(self, name: str) -> Path:
@@ -68,8 +69,9 @@ class FenceRoot:
         path = self.path / name
         if name not in self._boxes:
             path.mkdir(mode=0o700, exist_ok=True)
-            for file, (contents, mode) in self._contents.items():
-                write_whole(path / file, contents, mode=mode, durable=False)
+            write_whole(path / "step.sh", self._script, durable=False)
+            for file, contents in self._programs.items():
+                write_whole(path / file, contents, mode=0o700, durable=False)
             self._boxes.add(name)
         return path
 
@@ -219,9 +221,9 @@ def render_script() -> bytes:
     return b"set +a\nunset sf_inner\nsf_inner='" + inner.replace(b"'", b"'\\''") + b"'\n" + step
 
 
-def _programs() -> dict[str, tuple[bytes, int]]:
-    """Return the native programs of this installation, with their modes."""
-    return {path.name: (path.read_bytes(), 0o700) for path in Path(__file__).parent.glob("isolate-*")}
+def _programs() -> dict[str, bytes]:
+    """Return the native programs of this installation."""
+    return {path.name: path.read_bytes() for path in Path(__file__).parent.glob("isolate-*")}
 
 
 def read_regular(path: Path, *, limit: int) -> bytes:

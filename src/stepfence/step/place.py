@@ -53,6 +53,20 @@ class Place:
     claim: Claim | None = None
     is_single_use: bool = False
 
+    def check_workdir(self, workdir: str) -> str:
+        """Return a working directory of this place.
+
+        Raises:
+            BadInput: it is among the fences: the cover would be above the command, not in its way.
+        """
+        try:
+            paths = {os.path.normpath(workdir), os.path.realpath(workdir)} if workdir else set()
+        except UnicodeEncodeError as error:
+            raise BadInput(f"workdir {workdir!a} holds what is no character: correct it") from error
+        if any(f"{path}/".startswith(f"{cover}/") for path in paths for cover in self.covers):
+            raise BadInput(f"workdir {workdir!r} is among the fences, which no command may see: choose another one")
+        return workdir
+
     @property
     def creates(self) -> str | None:
         """The name of the container that this attempt creates, None where it creates none or one without a name."""

@@ -80,6 +80,12 @@ class Request:
         Raises:
             BadInput: the command or a variable cannot be passed on.
         """
+        try:
+            return self._encode()
+        except UnicodeEncodeError as error:
+            raise BadInput(f"{error.object[:60]!a} cannot be passed on: it holds what is no character") from error
+
+    def _encode(self) -> bytes:
         number = b"-" if self.number is None else b"%d" % self.number
         outer: list[bytes] = [
             self.nonces.end.encode(),

@@ -153,7 +153,7 @@ def request_of(step: Step, place: Place, nonces: Nonces) -> Request:
         kill_after_s=KILL_AFTER_S,
         stdin="none" if step.stdin is None else "rest",
         isolation=step.isolation or (Isolation.NONE if parallel else Isolation.AUTO),
-        workdir=place.workdir,
+        workdir=place.check_workdir(step.workdir or place.workdir),
         merge_stderr=step.merge_stderr,
         ntasks=step.ntasks,
         rootfs=place.rootfs,

@@ -155,10 +155,15 @@ sf_isolate() { # $1 way; then the directories to cover
   ! sf_is_over || return 0
   sf_way=$1
   shift
-  # shellcheck disable=SC2154 # sf_inner is set in front of this file
-  "$sf_program" "$sf_way" "$sf_uid" "$sf_gid" "$#" "$@" \
-    /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_files"
-  sf_rc=$?
+  for sf_one in 1 2 3 4 5; do
+    # shellcheck disable=SC2154 # sf_inner is set in front of this file
+    "$sf_program" "$sf_way" "$sf_uid" "$sf_gid" "$#" "$@" \
+      /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_files"
+    sf_rc=$?
+    # It is busy while anybody has it open for writing, for example a runner's child that has not executed yet.
+    [ "$sf_rc" = 126 ] || return 0
+    sleep 0.02
+  done
 }
 
 sf_try() { # $1 way, $2 options of unshare, $3 what drops privileges; then the directories to cover
