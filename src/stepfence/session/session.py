@@ -239,7 +239,7 @@ class Session:
             try:
                 outcome = attempt.run()
             except BaseException as interruption:
-                interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
+                runtime.note_interruption(interruption, attempt)
                 self._live = None  # its step was ended
                 raise
         ended = runtime.conclude(outcome, plan=plan, fence=fence, target=target)

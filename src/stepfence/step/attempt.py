@@ -175,8 +175,10 @@ class Attempt:
                     break
                 heard = pump.turn(self._next_wait_s(streams))
                 # In a session, whose sockets have been idle, the rest of an answer waits for its first packet's
-                # acknowledgement; the pieces of a long one can wait.
-                if streams.progress != progress or (heard and self.plan.serves and nudges < _NUDGES):
+                # acknowledgement; the pieces of a long one can wait. After the last piece nothing comes that would
+                # acknowledge ours: the next request would wait for that.
+                is_awaited = streams.progress != progress or (heard and self.plan.serves and nudges < _NUDGES)
+                if is_awaited and not (streams.are_complete and self.plan.serves):
                     progress = streams.progress
                     nudges += 1
                     pump.nudge()

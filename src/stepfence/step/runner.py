@@ -25,7 +25,6 @@ from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
 from stepfence.session import Session
 from stepfence.settings import Settings
 from stepfence.step.attempt import END_PATIENCE_S, Attempt, Outcome, end_step
-from stepfence.step.conclude import evidence_of
 from stepfence.step.fence import AttemptFence, FenceRoot
 from stepfence.step.place import Place, Places
 from stepfence.step.request import Nonces
@@ -252,14 +251,7 @@ class StepRunner:
             try:
                 outcome = attempt.run()
             except BaseException as interruption:
-                # Ours in place of any that it carries, e.g. one that the reading of stdin raised about something else.
-                interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
-                if attempt.given_up is not None:
-                    # For the ledger, and for whoever catches it.
-                    interruption.cause = "interrupted"  # type: ignore[attr-defined]
-                    interruption.evidence = evidence_of(  # type: ignore[attr-defined]
-                        attempt.given_up, plan=plan, environment=getattr(self.launcher, "environment", {})
-                    )
+                runtime.note_interruption(interruption, attempt)
                 if attempt.never_ran and record is not None:
                     # Or an interrupted run could never be taken up again: its own revocation would look like a start.
                     _forget(record)

@@ -15,7 +15,7 @@ from stepfence.launch.gate import LaunchGate
 from stepfence.launch.process import Exit, Launcher, Plan
 from stepfence.launch.reaper import Reaper
 from stepfence.model import Evidence, Isolation, Step, Verdict
-from stepfence.step.attempt import Outcome
+from stepfence.step.attempt import Attempt, Outcome
 from stepfence.step.classify import Fence
 from stepfence.step.conclude import error_of, evidence_of, result_of
 from stepfence.step.fence import AttemptFence, FenceRoot
@@ -115,6 +115,16 @@ class Runtime:
         if outcome.verdict is Verdict.COMPLETED:
             return result_of(outcome, step=plan.step, fence=fence, evidence=evidence, handed=handed)
         return error_of(outcome, plan=plan, evidence=evidence, handed=handed, target=target, environ=self.environ)
+
+    def note_interruption(self, interruption: BaseException, attempt: Attempt) -> None:
+        """Tell whoever catches what interrupted an attempt, and the ledger, what is known of it."""
+        # Ours in place of any that it carries, e.g. one that the reading of stdin raised about something else.
+        interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
+        if attempt.given_up is not None:
+            interruption.cause = "interrupted"  # type: ignore[attr-defined]
+            interruption.evidence = evidence_of(  # type: ignore[attr-defined]
+                attempt.given_up, plan=attempt.plan, environment=getattr(self.launcher, "environment", {})
+            )
 
     def note_launch(self, ended: StepResult | StepNotLaunched) -> None:
         """Tell the breaker what a launch came to."""

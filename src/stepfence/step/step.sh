@@ -30,7 +30,7 @@ sf_attempt=$2 sf_dir=$1/$2 sf_serves=${3:-} sf_end=- sf_task=${SLURM_PROCID:-0} 
 # shellcheck disable=SC2034 # it stands for a newline inside the quoted words of a request
 sf_nl='
 '
-sf_watch=
+sf_watch='' sf_whole=''
 exec 4>&2
 
 sf_end_watch() {
@@ -79,9 +79,14 @@ sf_below() { # add every pid below $1 to sf_pids, but for the watch's own and th
   done
 }
 
+sf_ask_sleep() { # set sf_whole to whether sleep takes whole seconds only
+  sf_whole=0
+  sleep 0.001 2>/dev/null || sf_whole=1
+}
+
 sf_sleep() { # $1 hundredths of a second; more where sleep takes whole seconds only
   sf_one=$(($1 % 100 + 100))
-  if [ -n "$sf_whole" ]; then sleep $((($1 + 99) / 100)) & else sleep "$(($1 / 100)).${sf_one#1}" & fi
+  if [ "$sf_whole" = 1 ]; then sleep $((($1 + 99) / 100)) & else sleep "$(($1 / 100)).${sf_one#1}" & fi
   sf_nap=$!
   wait "$sf_nap"
 }
@@ -89,8 +94,7 @@ sf_sleep() { # $1 hundredths of a second; more where sleep takes whole seconds o
 sf_watch() {
   trap 'kill "$sf_nap"; exit 0' TERM
   set +f
-  sf_whole=
-  sleep 0.001 || sf_whole=1
+  [ -n "$sf_whole" ] || sf_ask_sleep
   sf_left=$sf_limit sf_begun=
   while [ "$sf_left" -gt 0 ]; do
     sf_sleep "$sf_left" || exit 0
@@ -250,7 +254,7 @@ sf_serve() {
       fi
     fi
   fi
-  if [ "$sf_isolation" != none ] && command -v unshare >/dev/null; then
+  if [ "$sf_isolation" != none ] && ! sf_is_over && command -v unshare >/dev/null; then
     if [ "$sf_uid" = 0 ]; then
       command -v setpriv >/dev/null && sf_try full '' "$sf_setpriv" "$@"
       sf_try full '' 'unshare --user --map-root-user' "$@"
@@ -303,6 +307,7 @@ if [ -z "$sf_serves" ]; then
   sf_serve
 fi
 
+sf_ask_sleep
 # A request that is refused leaves its second line behind, and the runner sends empty lines that nobody reads.
 while IFS= LC_ALL=C read -r sf_line; do
   case $sf_line in 'sf1 '*) ;; *) continue ;; esac
