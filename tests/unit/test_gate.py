@@ -78,5 +78,5 @@ def test_a_forked_child_finds_the_gate_open_whoever_held_it() -> None:
 
 def test_by_itself_it_asks_how_many_processors_there_are() -> None:
     gate = LaunchGate(patience_s=60)
-    with gate.entered(), gate.entered(), gate.entered():
+    with gate.entered(), gate.entered():
         pass

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from stepfence.forks import anew_in_child
 
-PER_PROCESSOR = 3
+PER_PROCESSOR = 2
 """More than one: a launch waits for others, the controller above all, most of its time."""
 
 PATIENCE_S = 1.0

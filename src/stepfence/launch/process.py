@@ -42,6 +42,7 @@ class Plan:
         mounts: checked mounts, the fence's included.
         launch_deadline_s: how long the start may take.
         serves: the script serves one command after the other: a session.
+        request: what the script is told as an argument, nothing of it secret; "" where all comes on stdin.
     """
 
     step: Step
@@ -54,11 +55,14 @@ class Plan:
     mounts: tuple[Mount, ...] = ()
     launch_deadline_s: float = 60.0
     serves: bool = False
+    request: str = ""
 
     def script(self) -> list[str]:
         """Return the words that start the step script: nothing secret, nothing of the command."""
         words = ["/bin/sh", "-c", BOOTSTRAP, "stepfence", self.fence_target, self.attempt]
-        return [*words, "session"] if self.serves else words
+        if self.serves:
+            return [*words, "session"]
+        return [*words, "", self.request] if self.request else words
 
 
 BOOTSTRAP = (

@@ -134,7 +134,7 @@ class Reaper:
                     for descriptor in _descriptors(one.process):
                         selector.register(descriptor, selectors.EVENT_READ, one)
                 now = time.monotonic()
-                due |= {key: one for key, one in left.items() if one.process.pidfd is None or now >= one.until}
+                due |= {key: one for key, one in left.items() if not events or now >= one.until}
                 for key, one in due.items():
                     if self._gone(one, selector):
                         del left[key]
@@ -162,8 +162,8 @@ class Reaper:
 
 
 def _descriptors(process: Process) -> list[int]:
-    found = [stream.fileno() for stream in process.outputs]
-    return found if process.pidfd is None else [*found, process.pidfd]
+    """Return what tells of the process's end; what it still writes fits into its pipes, or waits for the next turn."""
+    return [stream.fileno() for stream in process.outputs] if process.pidfd is None else [process.pidfd]
 
 
 def _drain(descriptor: int, selector: selectors.BaseSelector) -> None:

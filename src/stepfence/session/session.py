@@ -30,6 +30,8 @@ _HARMLESS = ("workdir-missing", "command-missing", "env-refused", "sleep-missing
 """Refusals that say something of one command, and nothing of the session."""
 
 _IN_MEMORY_BYTES = 1024 * 1024
+_CLOSE_S = 4.0
+"""How long a step may take to end by itself once its stdin has ended."""
 
 
 @dataclass(slots=True)
@@ -309,9 +311,15 @@ class Session:
             if live.place.is_single_use:
                 self._runtime.fences.forget(live.place.box)
 
+        def end() -> None:
+            if process.wait(_CLOSE_S) is None:  # without a slurmstepd nobody tells srun
+                plan = plan_of(self._step, live.place, live.fence, launch_deadline_s=0.0, serves=True)
+                end_step(self._runtime.launcher, plan, process, step_id=live.step_id, started=True)
+            self._runtime.reaper.take(process, then=clean)
+
         with contextlib.suppress(OSError):
             process.stdin.close()
-        self._runtime.reaper.take(process, then=clean)
+        self._runtime.reaper.do(end)
 
 
 @dataclass(slots=True)

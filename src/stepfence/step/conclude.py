@@ -21,7 +21,7 @@ TIMED_OUT = 124
 """The return code of a command whose time limit fired, as timeout(1)'s."""
 
 
-def evidence_of(outcome: Outcome, *, plan: Plan, environment: Collection[str]) -> Evidence:
+def evidence_of(outcome: Outcome, *, plan: Plan, attempt: str, environment: Collection[str]) -> Evidence:
     """Return all that was seen of an attempt; secrets of known shape are blanked.
 
     Where the step never told its node, it is the one that was asked for: a node that starts nothing must be found.
@@ -33,7 +33,7 @@ def evidence_of(outcome: Outcome, *, plan: Plan, environment: Collection[str]) -
         words += outcome.stderr.data[-4096:].decode(errors="replace")
     refusal = next(iter(outcome.refusals.values()), None)
     return Evidence(
-        attempt=plan.attempt,
+        attempt=attempt,
         srun_rc=outcome.process.exit.returncode if outcome.process else None,
         status=_status(outcome),
         tasks=tuple(

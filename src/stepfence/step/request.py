@@ -1,8 +1,8 @@
-"""The request: the two lines that the step script reads from its stdin.
+"""The request: the lines that the step script reads from its stdin.
 
-Nothing of them is ever an argument or an environment variable, so no other process of the node can read them. A line
-is a sequence of quoted shell words that the script's own shell evaluates; it carries its word count, so that a torn
-line runs nothing.
+Nothing of the command, its environment and the nonces is ever an argument or an environment variable, so no other
+process of the node can read them. A line is a sequence of quoted shell words that the script's own shell evaluates; it
+carries its word count, so that a torn line runs nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from stepfence.errors import BadInput
 
-_OUTER, _INNER = b"sf1", b"sf2"
-"""How the two lines begin: a session tells by it what it reads."""
+_OUTER, _INNER, _END = b"sf1", b"sf2", b"sf3"
+"""How the lines begin: a session tells by it what it reads."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LIMIT_BYTES = 1024 * 1024
 _WORD_BYTES = 128 * 1024 - 1
@@ -80,15 +80,37 @@ class Request:
         Raises:
             BadInput: the command or a variable cannot be passed on.
         """
+        return b"".join(self._lines(self.nonces.end))
+
+    def split(self) -> tuple[str, bytes]:
+        """Return the first line, without the end nonce, as an argument; and what then goes to stdin.
+
+        The nonce is what stdin ends with: read once the command has ended, and out of its reach till then.
+
+        Raises:
+            BadInput: the command or a variable cannot be passed on.
+        """
+        outer, inner = self._lines("-")
+        return os.fsdecode(outer.rstrip(b"\n")), inner + b"%b %b\n" % (_END, self.nonces.end.encode())
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether nothing else on stdin follows, and the command cannot get at the script's stdin."""
+        return self.stdin == "none" and self.isolation != "none" and self.number is None
+
+    def _lines(self, end: str) -> tuple[bytes, bytes]:
+        number = b"-" if self.number is None else b"%d" % self.number
         try:
-            return self._encode()
+            lines = _line(_OUTER, self._outer(end, number)), _line(_INNER, self._inner(number))
         except UnicodeEncodeError as error:
             raise BadInput(f"{error.object[:60]!a} cannot be passed on: it holds what is no character") from error
+        if (size := sum(map(len, lines))) > _LIMIT_BYTES:
+            raise BadInput(f"command and environment take {size} bytes, more than {_LIMIT_BYTES}: use stdin or a file")
+        return lines
 
-    def _encode(self) -> bytes:
-        number = b"-" if self.number is None else b"%d" % self.number
-        outer: list[bytes] = [
-            self.nonces.end.encode(),
+    def _outer(self, end: str, number: bytes) -> list[bytes]:
+        return [
+            end.encode(),
             number,
             b"-" if self.timeout_s is None else _hundredths(self.timeout_s),
             _hundredths(self.kill_after_s),
@@ -102,19 +124,15 @@ class Request:
             b"%d" % self.gid,
             *map(os.fsencode, self.covers),
         ]
-        inner = [
+
+    def _inner(self, number: bytes) -> list[bytes]:
+        return [
             self.nonces.start.encode(),
             number,
             b"%d" % len(self.env),
             *(_assignment(name, value) for name, value in self.env.items()),
             *_command_words(self.command),
         ]
-        lines = _line(_OUTER, outer) + _line(_INNER, inner)
-        if len(lines) > _LIMIT_BYTES:
-            raise BadInput(
-                f"command and environment take {len(lines)} bytes, more than {_LIMIT_BYTES}: use stdin or a file"
-            )
-        return lines
 
 
 def quote(word: bytes) -> bytes:

@@ -229,10 +229,11 @@ class StepRunner:
             with runtime.in_run_dir(target):
                 place = stack.enter_context(runtime.places.of(step, wait_s=launch_deadline_s))
                 nonces = Nonces.fresh()
-                request = request_of(step, place, nonces).encode()
+                request = request_of(step, place, nonces)
+                argument, lines = request.split() if request.can_be_split else ("", request.encode())
                 fence = runtime.fence(place, step, nonces, target)
                 record = self._targets.record(target, fence) if operation.is_named else None
-            plan = plan_of(step, place, fence, launch_deadline_s=launch_deadline_s)
+            plan = plan_of(step, place, fence, launch_deadline_s=launch_deadline_s, request=argument)
 
             def started() -> None:
                 entered.leave()
@@ -243,7 +244,7 @@ class StepRunner:
                 plan=plan,
                 fence=fence,
                 nonces=nonces,
-                request=request,
+                request=lines,
                 launcher=self.launcher,
                 kill_after_s=KILL_AFTER_S,
                 on_start=started,

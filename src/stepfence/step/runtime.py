@@ -111,7 +111,7 @@ class Runtime:
         if outcome.process:
             outcome.process.poll()
             handed = outcome.process.exit
-        evidence = evidence_of(outcome, plan=plan, environment=getattr(self.launcher, "environment", {}))
+        evidence = self._evidence(outcome, plan=plan, fence=fence)
         if outcome.verdict is Verdict.COMPLETED:
             return result_of(outcome, step=plan.step, fence=fence, evidence=evidence, handed=handed)
         return error_of(outcome, plan=plan, evidence=evidence, handed=handed, target=target, environ=self.environ)
@@ -122,9 +122,13 @@ class Runtime:
         interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
         if attempt.given_up is not None:
             interruption.cause = "interrupted"  # type: ignore[attr-defined]
-            interruption.evidence = evidence_of(  # type: ignore[attr-defined]
-                attempt.given_up, plan=attempt.plan, environment=getattr(self.launcher, "environment", {})
+            interruption.evidence = self._evidence(  # type: ignore[attr-defined]
+                attempt.given_up, plan=attempt.plan, fence=attempt.fence
             )
+
+    def _evidence(self, outcome: Outcome, *, plan: Plan, fence: AttemptFence) -> Evidence:
+        environment = getattr(self.launcher, "environment", {})
+        return evidence_of(outcome, plan=plan, attempt=fence.name, environment=environment)
 
     def note_launch(self, ended: StepResult | StepNotLaunched) -> None:
         """Tell the breaker what a launch came to."""
@@ -135,7 +139,13 @@ class Runtime:
 
 
 def plan_of(
-    step: Step, place: Place, fence: AttemptFence, *, launch_deadline_s: float, serves: bool = False
+    step: Step,
+    place: Place,
+    fence: AttemptFence,
+    *,
+    launch_deadline_s: float,
+    serves: bool = False,
+    request: str = "",
 ) -> Plan:
     """Return the plan of a step's attempt in its place."""
     return Plan(
@@ -149,6 +159,7 @@ def plan_of(
         mounts=place.mounts,
         launch_deadline_s=launch_deadline_s,
         serves=serves,
+        request=request,
     )
 
 

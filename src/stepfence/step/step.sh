@@ -8,8 +8,11 @@
 # second. The end nonce stays in this shell alone: the command shares no process, argument list, environment or
 # file with it.
 #
-# With a third argument, `session`, it serves one command after the other, each with two such lines, fence files and nonces
-# of its own, until its stdin ends.
+# srun forwards no stdin for the first hundredths of a second. So the first line, which says nothing of the command, may be
+# $4: the namespaces are made meanwhile. What it lacks, the end nonce, is then the last line on stdin, and read at the end.
+#
+# With $3, `session`, it serves one command after the other, each with two such lines, fence files and nonces of its own,
+# until its stdin ends.
 #
 # The text of inner.sh is in sf_inner, set in front of this file where it is written to the fence box: a shell that has
 # its script open as a file would give the command, by /proc, a way to rewrite what later attempts run.
@@ -26,7 +29,7 @@ unset sf_attempt sf_begun sf_cover sf_dir sf_drop sf_elders sf_end sf_exit sf_fi
   sf_survivors sf_task sf_tasks sf_token sf_top sf_uid sf_value sf_watch sf_way sf_whole sf_workdir
 unset IFS
 set -f
-sf_attempt=$2 sf_dir=$1/$2 sf_serves=${3:-} sf_end=- sf_task=${SLURM_PROCID:-0} sf_shell=$$
+sf_attempt=$2 sf_dir=$1/$2 sf_serves=${3:-} sf_line=${4-} sf_end=- sf_task=${SLURM_PROCID:-0} sf_shell=$$
 # shellcheck disable=SC2034 # it stands for a newline inside the quoted words of a request
 sf_nl='
 '
@@ -35,6 +38,13 @@ exec 4>&2
 
 sf_end_watch() {
   [ -z "$sf_watch" ] || { trap - EXIT && kill "$sf_watch" && wait "$sf_watch"; }
+}
+
+sf_read_end() { # the end nonce, where the request came without it
+  [ "$sf_end" = - ] || return 0
+  IFS= LC_ALL=C read -r sf_line
+  case $sf_line in 'sf3 '*) sf_end=${sf_line#sf3 } ;; esac
+  [ "$sf_end" != - ]
 }
 
 sf_refuse() {
@@ -270,13 +280,21 @@ sf_serve() {
   if ! sf_is_over; then
     # What outlives its command here would write into the output of the next one.
     [ -z "$sf_serves" ] || sf_files=1
-    /bin/sh -c "$sf_inner" stepfence none "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_files"
+    set -- /bin/sh -c "$sf_inner" stepfence none "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_files"
+    if [ "$sf_end" = - ]; then
+      # The command could read what this shell has not read yet.
+      IFS= LC_ALL=C read -r sf_one && sf_read_end || sf_refuse request-torn "no whole request on stdin"
+      printf '%s\n' "$sf_one" | "$@"
+    else
+      "$@"
+    fi
     sf_rc=$?
   fi
   sf_end_watch
   [ "$sf_rc" != 93 ] || exit 93
 
   # ---- how it ended -----------------------------------------------------------------------------------------
+  sf_read_end || exit 1 # whoever could be told is gone
   sf_read_record
   sf_limit=0
   [ ! -e "$sf_dir/limit.$sf_task" ] || sf_limit=1
@@ -303,7 +321,7 @@ sf_serve() {
 # ---- one command, or a session of them ------------------------------------------------------------------------
 case $sf_task in *[!0-9]* | 0?*) sf_refuse wrong-task "SLURM_PROCID is $sf_task" ;; esac
 if [ -z "$sf_serves" ]; then
-  IFS= LC_ALL=C read -r sf_line || sf_refuse request-torn "no whole request on stdin"
+  [ -n "$sf_line" ] || IFS= LC_ALL=C read -r sf_line || sf_refuse request-torn "no whole request on stdin"
   sf_serve
 fi
 
