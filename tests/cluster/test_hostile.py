@@ -36,6 +36,7 @@ mknod /tmp/disk b 254 0 && echo MKNOD
 for p in /proc/[0-9]* /proc/self/task/*; do
   cat "$p/cmdline" "$p/environ"; echo
   ls -l "$p/fd" "$p/cwd" "$p/root"
+  timeout 0.2 head -c 1000 "$p/fd/0"
   for f in "$p"/fd/*; do ls -la "$f/" | grep -E 'status|step.sh' | sed 's/^/FOUND /'; done
   find "$p/root/.stepfence/" "$p/cwd/" -maxdepth 2 \( -name 'status.*' -o -name step.sh \) | sed 's/^/FOUND /'
 done
@@ -83,7 +84,9 @@ class TeeingLauncher(SrunLauncher):
     @property
     def nonces(self) -> list[str]:
         """The end nonce, which decides about the result, and the start nonce, of no use once the command runs."""
-        return [line.split(b" ")[2].strip(b"'").decode() for line in bytes(self.sent).split(b"\n")[:2]]
+        inner, end = bytes(self.sent).split(b"\n")[:2]
+        assert (inner[:4], end[:4]) == (b"sf2 ", b"sf3 ")
+        return [end[4:].decode(), inner.split(b" ")[2].strip(b"'").decode()]
 
 
 @pytest.fixture(params=["remapped-root", "own-user", "named", "shares-the-run-directory", "bare"])
