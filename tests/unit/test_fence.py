@@ -478,3 +478,25 @@ Interleavings.TestCase.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestInterleavings = Interleavings.TestCase
+
+
+# ---- the commands of a session ------------------------------------------------------------------------------
+
+
+def test_each_command_of_a_session_has_a_fence_of_its_own(fence: AttemptFence) -> None:
+    third, fourth = (fence.of_command(number, NONCES) for number in (3, 4))
+    assert third.revoke() == (Fence.REVOKED,)
+    assert fourth.revoke() == (Fence.REVOKED,)
+    assert third.revoke() == fence.of_command(3, NONCES).revoke() == (Fence.STARTED,)
+    assert (third.name, third.step_name) == (f"{fence.name}.3", fence.step_name)
+
+
+def test_a_command_that_is_forgotten_takes_its_own_files_along_and_no_others(fence: AttemptFence) -> None:
+    third, fourth = (fence.of_command(number, NONCES) for number in (3, 4))
+    for command in (third, fourth):
+        command.revoke()
+        command.file("finished", 0).write_text(f"{NONCES.end} 0 0 {NONCES.end}\n")
+    assert third.has_finished() and third.finished(0) is not None
+    third.forget_command()
+    assert sorted(path.name for path in fence.path.iterdir()) == ["attempt.json", "finished.4", "status.4"]
+    assert fourth.is_intact() and fourth.has_finished()
