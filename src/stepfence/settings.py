@@ -12,6 +12,7 @@ Two spellings of a setting can be set at once; ours goes first. A variable that 
 ``STEPFENCE_STALE_AFTER_S``       how long a claim may go without a sign of life, in seconds
 ``STEPFENCE_SRUN_ENV``            further variables srun is given: names, by commas or spaces
 ``STEPFENCE_LOG_LEVEL``           what the command line logs on stderr: ``off``, ``warning``, ``info`` or ``debug``
+``STEPFENCE_STEPS_PER_S``         how many steps a second all processes of a run directory launch together
 ``STEPFENCE_NATIVE``              ``0``: namespaces by ``unshare``, ``mount``, ``setpriv`` alone, without ``isolate``
 ================================  =====================================================================================
 """
@@ -84,6 +85,7 @@ class Settings:
         srun_env: further variables srun is given.
         log_level: what the command line logs, one of `LOG_LEVELS`; the library leaves that to its program.
         native: whether the step script may use the programs of the package that are built for one machine type.
+        steps_per_s: how many steps a second are launched in all, or None for no limit.
         job: the job this process runs in, or None outside.
         environ: a copy of the whole environment, for `launch.environment` and ``--env NAME``. Never shown.
     """
@@ -96,6 +98,7 @@ class Settings:
     srun_env: tuple[str, ...] = ()
     log_level: str = "off"
     native: bool = True
+    steps_per_s: float | None = None
     job: JobFacts | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
@@ -126,6 +129,7 @@ class Settings:
             stale_after_s=read.seconds("STEPFENCE_STALE_AFTER_S", above_zero=True, remedy="give seconds, more than 0"),
             srun_env=tuple(re.findall(r"[^,\s]+", read.text("STEPFENCE_SRUN_ENV"))),
             log_level=read.choice("STEPFENCE_LOG_LEVEL", LOG_LEVELS),
+            steps_per_s=read.seconds("STEPFENCE_STEPS_PER_S", above_zero=True, remedy="give a number above 0"),
             native=read.choice("STEPFENCE_NATIVE", ("1", "0")) == "1",
             job=_job_facts(read),
             environ=MappingProxyType(copy),

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stepfence.admission.admission import Admission
+from stepfence import Step, StepRunner
 from stepfence.admission.lock import locked
 from stepfence.admission.pace import Pace
-from stepfence.admission.seats import Seats
 from stepfence.errors import BadInput
+from stepfence.settings import Settings
 
 FORK = multiprocessing.get_context("fork")
 
@@ -62,7 +62,7 @@ def test_a_pause_is_not_made_up_for(tmp_path: Path) -> None:
 def test_a_limiting_controller_halves_the_rate_once_and_it_comes_back(tmp_path: Path) -> None:
     pace = Pace(tmp_path / "pace", steps_per_s=8, sleep=lambda _: None)
     for _ in range(5):
-        pace.limited()
+        pace.note("busy")
     assert pace.steps_per_s() == pytest.approx(4, rel=0.05)
     next_at, limited_at, left = struct.unpack("<3d", (tmp_path / "pace").read_bytes())
     for ago, rate in ((15, 6), (30, 8), (1000, 8)):
@@ -70,7 +70,7 @@ def test_a_limiting_controller_halves_the_rate_once_and_it_comes_back(tmp_path: 
         assert pace.steps_per_s() == pytest.approx(rate, rel=0.05)
     for _ in range(20):
         (tmp_path / "pace").write_bytes(struct.pack("<3d", next_at, limited_at - 6, 1 / 16))
-        pace.limited()
+        pace.note("busy")
     assert pace.steps_per_s() >= 0.5, "it never stops"
 
 
@@ -110,74 +110,28 @@ def test_a_holder_that_dies_gives_its_lock_back(tmp_path: Path) -> None:
         assert descriptor is not None
 
 
-# ---- so many at once ----------------------------------------------------------------------------------------
-
-
-def _sit(directory: Path, number: int) -> None:
-    with Seats(directory, 3).taken(patience_s=30) as waited_s:
-        assert waited_s is not None
-        (directory / f"in.{number}").touch()
-        now = len(list(directory.glob("in.*")))
-        (directory / f"most.{number}").write_text(str(now))
-        time.sleep(0.1)
-        (directory / f"in.{number}").unlink()
-
-
-def test_no_more_than_there_are_seats(tmp_path: Path) -> None:
-    workers = [FORK.Process(target=_sit, args=(tmp_path, number)) for number in range(10)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(30)
-        assert worker.exitcode == 0
-    assert max(int(path.read_text()) for path in tmp_path.glob("most.*")) <= 3
-
-
-def test_whoever_finds_no_seat_in_time_is_told(tmp_path: Path) -> None:
-    seats = Seats(tmp_path, 1)
-    with seats.taken(patience_s=0) as first, seats.taken(patience_s=0.05) as second:
-        assert (first is not None, second) == (True, None)
-    with seats.taken(patience_s=0) as third:
-        assert third is not None
-
-
-def test_a_seat_is_given_back_by_the_dead(tmp_path: Path) -> None:
-    read, write = FORK.Pipe(duplex=False)
-    holder = FORK.Process(target=_hold, args=(tmp_path / "seat.0", write))
-    holder.start()
-    assert holder.pid is not None and read.recv()
-    seats = Seats(tmp_path, 1)
-    with seats.taken(patience_s=0.05) as seat:
-        assert seat is None
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.join(10)
-    with seats.taken(patience_s=5) as seat:
-        assert seat is not None
-
-
-# ---- together -----------------------------------------------------------------------------------------------
-
-
-def test_without_limits_nothing_is_made(tmp_path: Path) -> None:
-    admission = Admission(tmp_path / "admission")
-    with admission.step(patience_s=0) as step, admission.create(patience_s=0) as create:
-        assert (step, create, admission.launch()) == (0, 0, 0)
-    admission.note("socket-timeout")
-    assert not (tmp_path / "admission").exists()
-
-
 def test_only_what_a_limiting_controller_says_slows_down(tmp_path: Path) -> None:
-    admission = Admission(tmp_path, steps_per_s=8)
     pace = Pace(tmp_path / "pace", steps_per_s=8)
-    admission.note("image-missing")
+    pace.note("image-missing")
     assert pace.steps_per_s() == 8
-    admission.note("socket-timeout")
+    pace.note("socket-timeout")
     assert pace.steps_per_s() == pytest.approx(4, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "limits", [{"steps_per_s": 0}, {"steps_per_s": -1}, {"steps_per_s": float("nan")}, {"steps": 0}, {"creates": 10**6}]
-)
-def test_limits_that_make_no_sense_are_refused(tmp_path: Path, limits: dict[str, float]) -> None:
-    with pytest.raises(BadInput, match="give a"):
-        Admission(tmp_path, **limits)  # type: ignore[arg-type]
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
+def test_a_rate_that_makes_no_sense_is_refused(tmp_path: Path, rate: float) -> None:
+    with pytest.raises(BadInput, match="give a number"):
+        Pace(tmp_path / "pace", steps_per_s=rate)
+
+
+def test_runners_of_one_run_directory_keep_its_rate_together(tmp_path: Path) -> None:
+    """The moments that were handed out say so, not a clock: they are a quarter of a second apart."""
+    settings = Settings.from_env({"PATH": os.environ["PATH"], "STEPFENCE_STEPS_PER_S": "4"})
+    began = time.time()
+    for _ in range(2):
+        with StepRunner.local(run_dir=tmp_path / "run", settings=settings) as runner:
+            runner.run(Step(["true"]))
+            with runner.session() as session:
+                session.run(["true"])
+    next_at, _, _ = struct.unpack("<3d", (tmp_path / "run" / "fences" / "pace").read_bytes())
+    assert next_at >= began + 4 / 4 - 0.05

@@ -1,5 +1,5 @@
-"""How many steps may be launched, and when: one budget for all processes of a run."""
+"""When steps may be launched: one budget for all processes of a run."""
 
-from stepfence.admission.admission import Admission
+from stepfence.admission.pace import Pace
 
-__all__ = ["Admission"]
+__all__ = ["Pace"]

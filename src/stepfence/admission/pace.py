@@ -18,6 +18,9 @@ from pathlib import Path
 from stepfence.admission.lock import locked
 from stepfence.errors import BadInput
 
+LIMITING = frozenset({"credential-expired", "socket-timeout", "controller-unreachable", "munge-node", "busy"})
+"""Causes that a controller shows when it is asked for more than it can do, or lets anybody have."""
+
 MOST_STEPS_PER_S = 10_000.0
 _RECOVERY_S = 60.0
 """How long the full rate takes to come back, little by little, once a controller has limited us."""
@@ -49,7 +52,7 @@ _FORMAT = struct.Struct("<3d")
 class Pace:
     """A rate that all processes with the same file keep together.
 
-    Additive increase, multiplicative decrease: `limited` halves the rate, and it comes back over a minute.
+    Additive increase, multiplicative decrease: `note` of a limit halves the rate, and it comes back over a minute.
 
     Args:
         path: the file, on storage that all of them see; made where it is new.
@@ -83,8 +86,10 @@ class Pace:
             self._sleep(wait_s)
         return wait_s
 
-    def limited(self) -> None:
-        """Halve the rate: the controller has shown that it is too high."""
+    def note(self, cause: str) -> None:
+        """Take in why a launch failed: a controller that limits is asked for half as much."""
+        if cause not in LIMITING:
+            return
         with self._state() as file:
             if file is not None and file.clock - file.state.limited_at >= _QUIET_S:
                 left = max(self._rate(file) / self._most / 2, _LEAST_SHARE)

@@ -206,8 +206,7 @@ class Session:
             launches = not self.is_up
             if launches:
                 self._check_restart(target)
-                entered = stack.enter_context(runtime.gate.entered())
-                runtime.breaker.before_launch()
+                entered = stack.enter_context(runtime.launching())
             launch_deadline_s = runtime.launch_deadline_s(step, target, creates=None if launches else False)
             nonces = Nonces.fresh()
             with runtime.in_run_dir(target):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stepfence.admission import Pace
 from stepfence.breaker import LaunchBreaker
 from stepfence.cluster.allocation import Allocation
 from stepfence.cluster.slurm import Slurm
@@ -101,6 +102,7 @@ class StepRunner:
         self.fences = FenceRoot(Path(run_dir), native=self._settings.native)
         self.run_dir = self.fences.path.parent
         self._targets = Targets(self.fences.path)
+        rate = self._settings.steps_per_s
         self._runtime = Runtime(
             launcher=self.launcher,
             allocation=allocation,
@@ -108,6 +110,7 @@ class StepRunner:
             fences=self.fences,
             places=Places(self.fences, allocation),
             breaker=self.breaker,
+            pace=None if rate is None else Pace(self.fences.path / "pace", steps_per_s=rate),
         )
 
     @classmethod
@@ -223,8 +226,7 @@ class StepRunner:
     def _attempt(self, operation: _Operation) -> StepResult:
         runtime, step, target = self._runtime, operation.step, operation.target
         with contextlib.ExitStack() as stack:
-            entered = stack.enter_context(runtime.gate.entered())
-            runtime.breaker.before_launch()
+            entered = stack.enter_context(runtime.launching())
             launch_deadline_s = runtime.launch_deadline_s(step, target)
             with runtime.in_run_dir(target):
                 place = stack.enter_context(runtime.places.of(step, wait_s=launch_deadline_s))

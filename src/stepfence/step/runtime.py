@@ -8,10 +8,11 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from stepfence.admission import Pace
 from stepfence.breaker import LaunchBreaker
 from stepfence.cluster.allocation import Allocation
 from stepfence.errors import StepNotLaunched
-from stepfence.launch.gate import LaunchGate
+from stepfence.launch.gate import LaunchGate, Pass
 from stepfence.launch.process import Exit, Launcher, Plan
 from stepfence.launch.reaper import Reaper
 from stepfence.model import Evidence, Isolation, Step, Verdict
@@ -40,6 +41,7 @@ class Runtime:
         fences: the run directory's fences.
         places: where steps run.
         breaker: stops launching when most launches fail.
+        pace: how many launches a second all processes have, or None for no limit.
         gate: how many launches are under way at once.
         reaper: ends and reaps what an attempt leaves.
     """
@@ -50,8 +52,22 @@ class Runtime:
     fences: FenceRoot
     places: Places
     breaker: LaunchBreaker
+    pace: Pace | None = None
     gate: LaunchGate = field(default_factory=LaunchGate)
     reaper: Reaper = field(default_factory=Reaper)
+
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[Pass]:
+        """Wait until a step may be launched.
+
+        Raises:
+            LaunchPaused: too many launches failed of late.
+        """
+        if self.pace is not None:
+            self.pace.wait()
+        with self.gate.entered() as entered:
+            self.breaker.before_launch()
+            yield entered
 
     def remaining_s(self) -> float:
         """Return the seconds until the allocation ends, infinity where nobody knows."""
@@ -134,6 +150,8 @@ class Runtime:
         """Tell the breaker what a launch came to."""
         if isinstance(ended, StepNotLaunched):
             self.breaker.record(launched=ended.evidence.start_seen, cause=ended.cause)
+            if self.pace is not None:
+                self.pace.note(ended.cause)
         else:
             self.breaker.record(launched=True)
 
