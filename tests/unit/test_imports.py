@@ -25,7 +25,7 @@ LAYERS = (
     ("launch", "admission"),
     ("cluster",),
     ("ledger", "guard", "revision", "breaker"),
-    ("redact", "errors", "model", "settings", "events", "fs", "forks"),
+    ("redact", "errors", "model", "settings", "events", "fs", "forks", "locks"),
 )
 """From the top down. A module may import from its own layer and from those below."""
 

@@ -8,18 +8,17 @@ what a creation of this run directory brought as far as its start sentinel.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepfence.errors import BadInput, RunnerError
 from stepfence.fs import write_json
+from stepfence.locks import open_lock, take_lock
 from stepfence.model import Container
 
 FENCE_TARGET = "/.stepfence"
@@ -133,18 +132,11 @@ class _Unlock:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait_s: float, what: str) -> Iterator[_Unlock]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = open_lock(path)
     unlock = _Unlock(descriptor)
     try:
-        give_up_at = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= give_up_at:
-                    raise RunnerError(f"{what} is still being created by somebody else after {wait_s:.0f} s") from None
-                time.sleep(0.05)
+        if not take_lock(descriptor, patience_s=wait_s):
+            raise RunnerError(f"{what} is still being created by somebody else after {wait_s:.0f} s")
         yield unlock
     finally:
         unlock()

@@ -16,6 +16,7 @@ import psutil
 
 from stepfence.errors import RunnerError
 from stepfence.fs import write_json
+from stepfence.locks import open_lock, take_lock
 from stepfence.step.fence import AttemptFence
 
 
@@ -79,19 +80,19 @@ class Targets:
         """
         directory = self._of(target)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_lock(directory / "lock")
         me = Owner.of_this_process()
         locked = False
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 512, 0).decode(errors="replace") or "another process"
-                raise RunnerError(f"{target} is being run by {holder}: wait for it, or end it") from None
+                locked = take_lock(descriptor)
+                is_held = not locked
             except OSError:
-                pass
-            else:
-                locked = True
+                is_held = False
+            if is_held:
+                holder = os.pread(descriptor, 512, 0).decode(errors="replace") or "another process"
+                raise RunnerError(f"{target} is being run by {holder}: wait for it, or end it")
+            if locked:
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, f"process {me.pid} on {me.host}".encode(), 0)
