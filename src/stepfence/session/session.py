@@ -19,12 +19,12 @@ from stepfence.launch.process import Launcher, Plan, Process
 from stepfence.ledger import Ledger
 from stepfence.model import Step, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
-from stepfence.step.attempt import Attempt, Outcome, end_step
+from stepfence.step.attempt import Outcome, end_step
 from stepfence.step.fence import AttemptFence
 from stepfence.step.place import Place
 from stepfence.step.request import Nonces, Request
 from stepfence.step.result import StepResult
-from stepfence.step.runtime import KILL_AFTER_S, Runtime, not_started, plan_of, request_of
+from stepfence.step.runtime import Runtime, not_started, plan_of, request_of
 
 _HARMLESS = ("workdir-missing", "command-missing", "env-refused", "sleep-missing", "record-failed")
 """Refusals that say something of one command, and nothing of the session."""
@@ -132,9 +132,8 @@ class Session:
         """Let the step end; a second call does nothing. A command under way is waited for."""
         with self._lock:
             self._closed = True
-            live, self._live = self._live, None
-            if live is not None and live.process is not None:
-                self._retire(live, live.process)
+            if self._live is not None:
+                self._end(self._live, in_order=True)
 
     def run(
         self,
@@ -204,6 +203,7 @@ class Session:
         runtime, step, target = self._runtime, asked.step, asked.target
         with contextlib.ExitStack() as stack:
             launches = not self.is_up
+            entered = None
             if launches:
                 self._check_restart(target)
                 entered = stack.enter_context(runtime.launching())
@@ -221,21 +221,9 @@ class Session:
                 if asked.stdin is not None:
                     asked.write_stdin(fence.file("stdin", 0))
             plan = plan_of(step, live.place, fence, launch_deadline_s=launch_deadline_s, serves=True)
-
-            def started() -> None:
-                if launches:
-                    entered.leave()
-                    if live.place.claim:
-                        live.place.claim.created()
-
-            attempt = Attempt(
-                plan=plan,
-                fence=fence,
-                nonces=nonces,
-                request=request.encode(),
-                launcher=_Channel(runtime.launcher, live),
-                kill_after_s=KILL_AFTER_S,
-                on_start=started,
+            channel = _Channel(runtime.launcher, live)
+            attempt = runtime.attempt(
+                plan, request.encode(), place=live.place, fence=fence, launcher=channel, entered=entered
             )
             try:
                 outcome = attempt.run()
@@ -280,7 +268,7 @@ class Session:
 
     def _goes_on(self, live: _Live, fence: AttemptFence, outcome: Outcome) -> bool:
         """Whether the step can serve another command: both its streams are where they should be."""
-        live.step_id = live.step_id or next((s.step_id for s in outcome.starts.values() if s.step_id), "")
+        live.step_id = live.step_id or outcome.step_id
         self._has_served = self._has_served or bool(outcome.starts)
         if outcome.verdict is Verdict.COMPLETED:
             # The script writes its last file after the end sentinel, and before it reads on.
@@ -288,36 +276,36 @@ class Session:
                 live.settled.forget_command()
             live.settled = fence
             return outcome.streams_complete and not outcome.needs_end
-        refusal = next(iter(outcome.refusals.values()), None)
+        refusal = outcome.refusal
         return refusal is not None and refusal.reason in _HARMLESS and live.is_up
 
-    def _end(self, live: _Live) -> None:
-        """End the step behind the caller's back. Its fences stay: a late script must find them."""
+    def _end(self, live: _Live, *, in_order: bool = False) -> None:
+        """End the step behind the caller's back.
+
+        In order, its stdin ends and it has time to end by itself; its fences go with it. Else they stay: a late script
+        must find them.
+        """
         self._live, process = None, live.process
         if process is None:
             return
-        plan = plan_of(self._step, live.place, live.fence, launch_deadline_s=0.0, serves=True)
+        if in_order:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
 
-        def end() -> None:
-            end_step(self._runtime.launcher, plan, process, step_id=live.step_id, started=self._has_served)
-            self._runtime.reaper.take(process)
-
-        self._runtime.reaper.do(end)
-
-    def _retire(self, live: _Live, process: Process) -> None:
         def clean() -> None:
-            live.fence.retire()
-            if live.place.is_single_use:
-                self._runtime.fences.forget(live.place.box)
+            if in_order:
+                live.fence.retire()
+                if live.place.is_single_use:
+                    self._runtime.fences.forget(live.place.box)
 
         def end() -> None:
-            if process.wait(_CLOSE_S) is None:  # without a slurmstepd nobody tells srun
+            # Without a slurmstepd nobody tells srun.
+            if not (in_order and process.wait(_CLOSE_S) is not None):
                 plan = plan_of(self._step, live.place, live.fence, launch_deadline_s=0.0, serves=True)
-                end_step(self._runtime.launcher, plan, process, step_id=live.step_id, started=True)
+                started = in_order or self._has_served
+                end_step(self._runtime.launcher, plan, process, step_id=live.step_id, started=started)
             self._runtime.reaper.take(process, then=clean)
 
-        with contextlib.suppress(OSError):
-            process.stdin.close()
         self._runtime.reaper.do(end)
 
 

@@ -70,6 +70,16 @@ class Outcome:
     needs_end: bool = False
     spawn_error: str = ""
 
+    @property
+    def step_id(self) -> str:
+        """The step's id, "" where no start told it."""
+        return next((start.step_id for start in self.starts.values() if start.step_id), "")
+
+    @property
+    def refusal(self) -> Refused | None:
+        """Why the script ran nothing, None where it did not say so."""
+        return next(iter(self.refusals.values()), None)
+
 
 @dataclass(slots=True)
 class _Clock:
@@ -103,11 +113,14 @@ class Attempt:
     kill_after_s: float
     now: Callable[[], float] = time.monotonic
     on_start: Callable[[], object] | None = None
-    never_ran: bool = False
-    """`run` was interrupted, and the command has not run and never can."""
     given_up: Outcome | None = None
     """What was known when `run` was interrupted."""
     _clock: _Clock = field(default_factory=_Clock)
+
+    @property
+    def never_ran(self) -> bool:
+        """Whether `run` was interrupted, and the command has not run and never can."""
+        return self.given_up is not None and self.given_up.verdict is Verdict.NEVER_RAN
 
     def run(self) -> Outcome:
         """Launch the step and watch it until its outcome is decided.
@@ -146,7 +159,6 @@ class Attempt:
     def _give_up(self, streams: Streams, process: Process | None) -> None:
         fences = self._merge(streams.fences, self.fence.revoke())
         self.given_up = self._outcome(streams, process, fences=fences)
-        self.never_ran = self.given_up.verdict is Verdict.NEVER_RAN
 
     def _spool(self, stack: contextlib.ExitStack, name: str) -> BinaryIO | None:
         if self.plan.step.spool_dir is None:

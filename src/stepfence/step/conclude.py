@@ -31,7 +31,7 @@ def evidence_of(outcome: Outcome, *, plan: Plan, attempt: str, environment: Coll
     if outcome.verdict is not Verdict.COMPLETED and outcome.starts:
         # Without an end sentinel srun's last words are in what was taken for the command's.
         words += outcome.stderr.data[-4096:].decode(errors="replace")
-    refusal = next(iter(outcome.refusals.values()), None)
+    refusal = outcome.refusal
     return Evidence(
         attempt=attempt,
         srun_rc=outcome.process.exit.returncode if outcome.process else None,
@@ -50,7 +50,7 @@ def evidence_of(outcome: Outcome, *, plan: Plan, attempt: str, environment: Coll
         refusal=refusal.reason if refusal else "",
         stderr_tail=redact(words)[-_TAIL_CHARS:],
         noise=redact(outcome.noise.text())[-_TAIL_CHARS:],
-        step_id=next((start.step_id for start in outcome.starts.values() if start.step_id), ""),
+        step_id=outcome.step_id,
         node=next((start.node for start in starts if start.node), plan.node or ""),
         deadline=outcome.deadline,
         isolation=next((end.isolation for end in outcome.ends.values() if end.isolation), ""),
@@ -92,7 +92,7 @@ def error_of(
     from stepfence.step.hints import NO_RECORD, hint_for  # a table of many patterns, of no use while all goes well
 
     node = evidence.node
-    refusal = next(iter(outcome.refusals.values()), None)
+    refusal = outcome.refusal
     hint = hint_for(
         evidence.stderr_tail,
         srun_rc=handed.returncode,

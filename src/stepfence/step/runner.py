@@ -25,12 +25,12 @@ from stepfence.model import KEEP_BYTES, Container, Isolation, Step, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
 from stepfence.session import Session
 from stepfence.settings import Settings
-from stepfence.step.attempt import END_PATIENCE_S, Attempt, Outcome, end_step
+from stepfence.step.attempt import END_PATIENCE_S, Outcome, end_step
 from stepfence.step.fence import AttemptFence, FenceRoot
 from stepfence.step.place import Place, Places
 from stepfence.step.request import Nonces
 from stepfence.step.result import StepResult
-from stepfence.step.runtime import KILL_AFTER_S, Runtime, plan_of, request_of
+from stepfence.step.runtime import Runtime, plan_of, request_of
 from stepfence.step.takeover import take_over
 from stepfence.step.targets import Targets
 
@@ -236,20 +236,8 @@ class StepRunner:
                 fence = runtime.fence(place, step, nonces, target)
                 record = self._targets.record(target, fence) if operation.is_named else None
             plan = plan_of(step, place, fence, launch_deadline_s=launch_deadline_s, request=argument)
-
-            def started() -> None:
-                entered.leave()
-                if place.claim:
-                    place.claim.created()
-
-            attempt = Attempt(
-                plan=plan,
-                fence=fence,
-                nonces=nonces,
-                request=lines,
-                launcher=self.launcher,
-                kill_after_s=KILL_AFTER_S,
-                on_start=started,
+            attempt = runtime.attempt(
+                plan, lines, place=place, fence=fence, launcher=self.launcher, entered=entered
             )
             try:
                 outcome = attempt.run()
@@ -287,8 +275,7 @@ class StepRunner:
             refused = len(outcome.refusals) == plan.step.ntasks
             is_over = refused and process.wait(END_PATIENCE_S) is not None
             if place.creates or not is_over:
-                step_id = next((start.step_id for start in outcome.starts.values() if start.step_id), "")
-                end_step(self.launcher, plan, process, step_id=step_id, started=bool(outcome.starts))
+                end_step(self.launcher, plan, process, step_id=outcome.step_id, started=bool(outcome.starts))
             self._runtime.reaper.take(process, then=clean)
 
         # Where a signal ended srun, nobody has told the step to end.

@@ -119,6 +119,37 @@ class Runtime:
                 cause="run-dir",
             ) from error
 
+    def attempt(
+        self, plan: Plan, request: bytes, *, place: Place, fence: AttemptFence, launcher: Launcher, entered: Pass | None
+    ) -> Attempt:
+        """Return an attempt that is ready to be run.
+
+        Args:
+            plan: what to launch.
+            request: what goes to the script's stdin.
+            place: where it runs; a container that it creates is told of the start.
+            fence: its own.
+            launcher: how it reaches its node.
+            entered: what let it launch, and lets in the next one at its start; None where it launches nothing.
+        """
+
+        def started() -> None:
+            if entered is not None:
+                entered.leave()
+                if place.claim:
+                    place.claim.created()
+
+        assert fence.nonces is not None  # noqa: S101
+        return Attempt(
+            plan=plan,
+            fence=fence,
+            nonces=fence.nonces,
+            request=request,
+            launcher=launcher,
+            kill_after_s=KILL_AFTER_S,
+            on_start=started,
+        )
+
     def conclude(
         self, outcome: Outcome, *, plan: Plan, fence: AttemptFence, target: str
     ) -> StepResult | StepNotLaunched:
