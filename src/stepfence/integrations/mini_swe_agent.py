@@ -29,6 +29,7 @@ from stepfence import (
 )
 from stepfence.cluster.mounts import parse_mount
 from stepfence.settings import Settings
+from stepfence.step.request import LONGEST_WORD_BYTES
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -42,9 +43,6 @@ KEEP_BYTES = 64 * 1024 * 1024
 """How much of a command's output is kept, half head and half tail."""
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-
-_LONGEST_WORD_BYTES = 128 * 1024 - 1
-"""Linux's limit of one argument of a program (execve(2), MAX_ARG_STRLEN), without its NUL."""
 
 _REFUSED_FOR = ("workdir-missing", "command-missing", "sleep-missing")
 """Refusals that an earlier command can be the cause of: it removed its directory, its shell or `sleep`."""
@@ -260,7 +258,7 @@ def _unusable(command: object) -> Exception | None:
         size = len(os.fsencode(command))
     except UnicodeEncodeError as error:
         return error
-    return OSError(f"Argument list too long: {size} bytes") if size > _LONGEST_WORD_BYTES else None
+    return OSError(f"Argument list too long: {size} bytes") if size > LONGEST_WORD_BYTES else None
 
 
 def _text(result: StepResult) -> str:

@@ -20,7 +20,7 @@ _OUTER, _INNER, _END = b"sf1", b"sf2", b"sf3"
 """How the lines begin: a session tells by it what it reads."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LIMIT_BYTES = 1024 * 1024
-_WORD_BYTES = 128 * 1024 - 1
+LONGEST_WORD_BYTES = 128 * 1024 - 1
 """execve(2) takes no longer argument or variable (MAX_ARG_STRLEN with pages of 4 KiB)."""
 
 
@@ -151,8 +151,10 @@ def _line(tag: bytes, words: Sequence[bytes]) -> bytes:
     for word in words:
         if b"\0" in word:
             raise BadInput(f"{word[:60]!r} holds a NUL byte, which no command line can carry: remove it")
-        if len(word) > _WORD_BYTES:
-            raise BadInput(f"{word[:60]!r}... takes {len(word)} bytes, more than {_WORD_BYTES}: use stdin or a file")
+        if len(word) > LONGEST_WORD_BYTES:
+            raise BadInput(
+                f"{word[:60]!r}... takes {len(word)} bytes, more than {LONGEST_WORD_BYTES}: use stdin or a file"
+            )
     return b" ".join([tag, count, *map(quote, words)]) + b"\n"
 
 
