@@ -88,9 +88,13 @@ class Job:
         return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
     def start_cli(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        return self.start_python("-m", "stepfence", *arguments, env=env)
+
+    def start_python(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start Python as the job's user, with what a batch script would have in its environment."""
         entry = pwd.getpwnam(self.user)
         return subprocess.Popen(
-            [sys.executable, "-m", "stepfence", *arguments],
+            [sys.executable, *arguments],
             env={**self.environ, **(env or {})},
             cwd=self.shared,
             user=entry.pw_uid,
@@ -185,6 +189,16 @@ def _submit(cluster: Any, user: str, shared: Path) -> Job:
         assert time.monotonic() < until, "the job does not start"
         time.sleep(0.05)
     return job
+
+
+@pytest.fixture(scope="module")
+def mini_swe_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """mini-swe-agent, which prints and makes a directory where it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MSWEA_SILENT_STARTUP", "1")
+        patch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path_factory.mktemp("mini")))
+        pytest.importorskip("minisweagent.exceptions")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "slurm/testcluster"
 
 from chaos.janitor import SETTLE_S, Janitor, counts, wait_for_listed
 from chaos.journal import read_journal
+from chaos.lanes import report_of_failure, say, work_lanes
 from chaos.oracle import Judgement, Record, claims_of, judge
 from chaos.plan import Trial, draw
 from chaos.site import Lane, Site, site
@@ -92,11 +92,7 @@ class Campaign:
         answers = [e["verdict"] for e in read_journal(report.journal) if e["event"] in ("answer", "final")]
         words = report.error or ("STUCK" if report.stuck else " ".join(dict.fromkeys(answers)))
         told = "" if report.killed else "(no kill) "
-        _say(f"[{delivered}/{self.kills}] {report.seconds:4.1f} s {report.lane} {told}{report.trial.told()}: {words}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        say(f"[{delivered}/{self.kills}] {report.seconds:4.1f} s {report.lane} {told}{report.trial.told()}: {words}")
 
 
 def _work(lane: Lane, campaign: Campaign, janitor: Janitor, gate: threading.Semaphore) -> None:
@@ -109,10 +105,7 @@ def _work(lane: Lane, campaign: Campaign, janitor: Janitor, gate: threading.Sema
             try:
                 report = run_trial(lane, trial, naive=campaign.naive, watch=campaign.site.watch)
             except Exception as error:
-                base = lane.shared / "journal" / trial.token
-                report = Report(trial, lane.name, "", base.with_suffix(".journal"), lane.shared / "truth" / trial.token)
-                report.error = f"{type(error).__name__}: {error}"[:300]
-                lane.heal()
+                report = report_of_failure(lane, trial, error)
         if report.job:
             janitor.take(lane, report.job)
         campaign.done(report)
@@ -241,21 +234,14 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep journals, truth files and logs there")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    _say(f"chaos: seed {seed}")
+    say(f"chaos: seed {seed}")
     began = time.monotonic()
     with site(options.keep) as ground:
         campaign = Campaign(seed, options.kills, options.naive, options.only, ground)
         janitor = Janitor(ground)
         gate = threading.Semaphore(options.jobs)
-        with ThreadPoolExecutor(len(ground.lanes)) as pool:
-            works = [pool.submit(_work, lane, campaign, janitor, gate) for lane in ground.lanes]
-            try:
-                for work in works:
-                    work.result()
-            except BaseException:
-                campaign.is_stopped = True
-                raise
-        _say("chaos: everything is thawed; waiting until nothing can start any more")
+        work_lanes(ground.lanes, campaign, lambda lane: _work(lane, campaign, janitor, gate))
+        say("chaos: everything is thawed; waiting until nothing can start any more")
         for lane in ground.lanes:
             with contextlib.suppress(OSError):
                 lane.heal()

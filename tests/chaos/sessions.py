@@ -12,7 +12,6 @@ import random
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "slurm/testcluster"
 from chaos.campaign import MINIMUM_AVAILABILITY, records_of
 from chaos.janitor import SETTLE_S, Janitor, counts, wait_for_listed
 from chaos.journal import read_journal
+from chaos.lanes import report_of_failure, say, work_lanes
 from chaos.oracle import Record
 from chaos.session_oracle import SessionJudgement, judge_session
 from chaos.session_plan import SessionTrial, draw_session
@@ -86,11 +86,7 @@ class Campaign:
         verdicts = [e["verdict"] for e in read_journal(report.journal) if e["event"] == "answer"]
         words = report.error or ("STUCK" if report.stuck else counts(verdicts))
         told = "" if report.killed else "(no death) "
-        _say(f"[{died}/{self.deaths}] {report.seconds:4.1f} s {report.lane} {told}{report.trial.told()}: {words}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        say(f"[{died}/{self.deaths}] {report.seconds:4.1f} s {report.lane} {told}{report.trial.told()}: {words}")
 
 
 def _work(lane: Lane, campaign: Campaign, janitor: Janitor) -> None:
@@ -102,10 +98,7 @@ def _work(lane: Lane, campaign: Campaign, janitor: Janitor) -> None:
         try:
             report = run_session_trial(lane, trial, watch=campaign.site.watch)
         except Exception as error:
-            base = lane.shared / "journal" / trial.token
-            report = Report(trial, lane.name, "", base.with_suffix(".journal"), lane.shared / "truth" / trial.token)
-            report.error = f"{type(error).__name__}: {error}"[:300]
-            lane.heal()
+            report = report_of_failure(lane, trial, error)
         if report.job:
             janitor.take(lane, report.job)
         campaign.done(report)
@@ -187,21 +180,14 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep journals, truth files and logs there")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    _say(f"chaos: sessions, seed {seed}")
+    say(f"chaos: sessions, seed {seed}")
     began = time.monotonic()
     clusters = (("n", "main", {"nodes": options.lanes, "cpus_per_node": 64, "netns": True}),)
     with site(options.keep, clusters) as ground:
         campaign = Campaign(seed, options.deaths, options.only, options.seconds, ground)
         janitor = Janitor(ground)
-        with ThreadPoolExecutor(len(ground.lanes)) as pool:
-            works = [pool.submit(_work, lane, campaign, janitor) for lane in ground.lanes]
-            try:
-                for work in works:
-                    work.result()
-            except BaseException:
-                campaign.is_stopped = True
-                raise
-        _say("chaos: waiting until nothing can start any more")
+        work_lanes(ground.lanes, campaign, lambda lane: _work(lane, campaign, janitor))
+        say("chaos: waiting until nothing can start any more")
         for lane in ground.lanes:
             with contextlib.suppress(OSError):
                 lane.heal()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pwd
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import pytest
 from stepfence import RunnerError, StepNotLaunched, StepOutcomeUnknown, StepRunner
 from stepfence.integrations.mini_swe_agent import PyxisEnvironment
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("mini_swe_agent")]
 
 BASH: Any = {"interpreter": ["bash", "-c"]}
 MAKE_REPOSITORY = """
@@ -28,16 +25,6 @@ printf '#!/bin/sh\\n[ "$(sh add.sh 2 3)" = 5 ]\\n' >test.sh
 git add . && git -c user.name=t -c user.email=t@example.org commit -qm first
 """
 SUBMIT = "git add -A && echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git diff --cached"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """mini-swe-agent, which prints and makes a directory where it is imported."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MSWEA_SILENT_STARTUP", "1")
-        patch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path_factory.mktemp("mini")))
-        pytest.importorskip("minisweagent.exceptions")
-        yield
 
 
 def agent_of(environment: PyxisEnvironment, *commands: str, trajectory: Path | None = None) -> Any:
@@ -134,20 +121,9 @@ environment = get_environment({{
 }})
 print(environment.config.launcher, environment.execute({{"command": "echo $SLURMD_NODENAME"}})["output"])
 """
-    entry = pwd.getpwnam(job.user)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**job.environ, "MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": str(job.shared / "mini")},
-        cwd=job.shared,
-        user=entry.pw_uid,
-        group=entry.pw_gid,
-        extra_groups=[],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == ("srun node3\n\n", "")
+    env = {"MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": str(job.shared / "mini")}
+    with job.start_python("-c", code, env=env) as process:
+        assert process.communicate(timeout=60) == (b"srun node3\n\n", b"")
     job.wait_until_no_steps()
 
 

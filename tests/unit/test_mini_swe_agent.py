@@ -21,16 +21,7 @@ from stepfence.integrations.mini_swe_agent import KEEP_BYTES, PyxisEnvironment, 
 DOTTED = "stepfence.integrations.mini_swe_agent.PyxisEnvironment"
 DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 Make = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """mini-swe-agent, which prints and makes a directory where it is imported."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MSWEA_SILENT_STARTUP", "1")
-        patch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path_factory.mktemp("mini")))
-        pytest.importorskip("minisweagent.exceptions")
-        yield
+pytestmark = pytest.mark.usefixtures("mini_swe_agent")
 
 
 @pytest.fixture
