@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
+from stepfence.launch.sockets import Connections
 from stepfence.model import Mount, Step
 
 
@@ -100,6 +101,7 @@ class Process:
             self.pidfd: int | None = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
             self.pidfd = None
+        self._connections: Connections | None = None
 
     def _spawn(
         self,
@@ -139,6 +141,18 @@ class Process:
     def pid(self) -> int:
         """The process id, also of its process group."""
         return self._popen.pid
+
+    def acknowledge(self) -> bool:
+        """Have what came over the process's connections acknowledged at once; return whether that can be done.
+
+        Not before all of them are there: they are looked for once.
+        """
+        if self.pidfd is None:
+            return False
+        if self._connections is None:
+            self._connections = Connections.of(self.pid, self.pidfd)
+        self._connections.acknowledge()
+        return bool(self._connections.descriptors)
 
     def poll(self) -> int | None:
         """Return the exit status, None while it runs."""

@@ -116,6 +116,8 @@ class Attempt:
     given_up: Outcome | None = None
     """What was known when `run` was interrupted."""
     _clock: _Clock = field(default_factory=_Clock)
+    _progress: int = 0
+    _nudges: int = 0
 
     @property
     def never_ran(self) -> bool:
@@ -172,7 +174,6 @@ class Attempt:
 
     def _watch(self, process: Process, streams: Streams) -> Outcome:
         deadline_name: str | None = None
-        progress = nudges = 0
         # A session's script finds a command's stdin in a file: the pipe is everybody's.
         stdin = None if self.plan.serves else self.plan.step.stdin
         pump = Pump(process, self.request, stdin, streams, keeps_open=self.plan.serves, now=self.now)
@@ -186,14 +187,8 @@ class Attempt:
                 ):
                     break
                 heard = pump.turn(self._next_wait_s(streams))
-                # In a session, whose sockets have been idle, the rest of an answer waits for its first packet's
-                # acknowledgement; the pieces of a long one can wait. After the last piece nothing comes that would
-                # acknowledge ours: the next request would wait for that.
-                is_awaited = streams.progress != progress or (heard and self.plan.serves and nudges < _NUDGES)
-                if is_awaited and not (streams.are_complete and self.plan.serves):
-                    progress = streams.progress
-                    nudges += 1
-                    pump.nudge()
+                if heard:
+                    self._acknowledge(process, pump, streams)
                 if streams.starts and self._clock.started is None:
                     self._clock.started = self.now()
                     pump.release_stdin()
@@ -204,6 +199,22 @@ class Attempt:
         finally:
             pump.close()
         return self._decide(process, streams, deadline_name)
+
+    def _acknowledge(self, process: Process, pump: Pump, streams: Streams) -> None:
+        """Have srun's socket acknowledge a piece of the answer at once: slurmstepd holds the next one back till then.
+
+        The first packets of a connection are acknowledged at once anyway; a session's has been idle. Where its option
+        cannot be set, a byte that nobody reads carries the acknowledgement. None goes after the last piece: nothing
+        would come that acknowledges ours, and the next request would wait for that.
+        """
+        serves = self.plan.serves
+        if serves and streams.starts and process.acknowledge():
+            return
+        is_awaited = streams.progress != self._progress or (serves and self._nudges < _NUDGES)
+        if is_awaited and not (serves and streams.are_complete):
+            self._progress = streams.progress
+            self._nudges += 1
+            pump.nudge()
 
     # ---- deadlines ------------------------------------------------------------------------------------------
 
