@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -150,13 +151,15 @@ def test_a_missing_tool_of_the_isolation_weakens_it_and_says_so(tmp_path: Path, 
 
 
 def test_isolate_needs_no_tool_at_all(tmp_path: Path) -> None:
-    with local(tmp_path, "unshare", "mount", "setpriv") as runner:
+    with local(tmp_path, "unshare", "mount", "setpriv", "sleep") as runner:
         result = runner.run(Step(["sh", "-c", "exit 5"], isolation=Isolation.REQUIRE))
-    assert (result.returncode, result.evidence.isolation) == (5, "full")
+        assert (result.returncode, result.evidence.isolation) == (5, "full")
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        assert runner.run(Step(command, isolation=Isolation.REQUIRE, timeout_s=0.3)).timed_out
 
 
 def test_without_sleep_a_time_limit_is_refused_and_not_ignored(tmp_path: Path) -> None:
-    with local(tmp_path, "sleep") as runner:
+    with local(tmp_path, "sleep", native=False) as runner:
         assert runner.run(Step(["true"])).returncode == 0
         with pytest.raises(StepNotLaunched) as caught:
             runner.run(Step(["true"], timeout_s=5))

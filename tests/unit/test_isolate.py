@@ -24,6 +24,8 @@ from .conftest import is_running
 PROGRAM = Path(stepfence.step.__file__).with_name(f"isolate-{platform.machine()}")
 NOBODY = 65534
 WAYS = {"full": 0, "root-userns": 0, "userns": NOBODY}
+UNLIMITED = ("0", "0", "0")
+"""The task, its limit and its grace."""
 KEPT = 0x4FB
 """chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service."""
 
@@ -42,7 +44,7 @@ def isolate(
     if not PROGRAM.exists():
         pytest.skip("built without isolate")
     uid = WAYS.get(way, 0) if uid is None else uid
-    words = [str(PROGRAM), way, str(uid), str(uid), str(len(covers)), *covers, *program]
+    words = [str(PROGRAM), way, str(uid), str(uid), *UNLIMITED, str(len(covers)), *covers, *program]
     who: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if uid else {}
     return subprocess.run(words, **who, capture_output=True, text=True, check=False, timeout=30, **options)
 
@@ -125,7 +127,7 @@ def test_a_program_that_kills_its_process_group_kills_no_other(way: str) -> None
     code = 'trap "" TERM; "$0" "$@"; echo $?'
     who = ["setpriv", f"--reuid={WAYS[way]}", f"--regid={WAYS[way]}", "--clear-groups"] if WAYS[way] else []
     program = ["/bin/sh", "-c", "sh -c 'kill -9 0'; exit 3"]
-    words = [*who, "sh", "-c", code, str(PROGRAM), way, *[str(WAYS[way])] * 2, "0"]
+    words = [*who, "sh", "-c", code, str(PROGRAM), way, *[str(WAYS[way])] * 2, *UNLIMITED, "0"]
     # setsid, for a process group without the tests in it.
     done = subprocess.run(["setsid", *words, *program], capture_output=True, text=True, check=False, timeout=30)
     assert (done.stdout, done.returncode) == ("3\n", 0)
@@ -146,14 +148,16 @@ def test_the_exit_status_is_the_programs(way: str) -> None:
     [
         [],
         ["full"],
-        ["full", "0", "0", "0"],
-        ["full", "0", "0", "2", "/tmp", "/bin/true"],
-        ["full", "0", "0", "99999999999999999999", "/bin/true"],
-        ["full", "", "0", "0", "/bin/true"],
-        ["full", "0", "0", "-1", "/bin/true"],
-        ["fuller", "0", "0", "0", "/bin/true"],
-        ["full", "0", "0", "0", "/no/such/program"],
-        ["userns", "12345", "0", "0", "/bin/true"],
+        ["full", "0", "0", *UNLIMITED, "0"],
+        ["full", "0", "0", *UNLIMITED, "2", "/tmp", "/bin/true"],
+        ["full", "0", "0", *UNLIMITED, "99999999999999999999", "/bin/true"],
+        ["full", "", "0", *UNLIMITED, "0", "/bin/true"],
+        ["full", "0", "0", *UNLIMITED, "-1", "/bin/true"],
+        ["full", "0", "0", "0", "-", "0", "0", "/bin/true"],
+        ["full", "0", "0", "../0", "0", "0", "0", "/bin/true"],
+        ["fuller", "0", "0", *UNLIMITED, "0", "/bin/true"],
+        ["full", "0", "0", *UNLIMITED, "0", "/no/such/program"],
+        ["userns", "12345", "0", *UNLIMITED, "0", "/bin/true"],
     ],
 )
 def test_what_cannot_be_done_starts_nothing(words: list[str]) -> None:
@@ -201,7 +205,7 @@ def test_a_program_that_is_busy_is_tried_again(tmp_path: Path) -> None:
 def test_killed_it_takes_its_program_along(tmp_path: Path) -> None:
     if not PROGRAM.exists():
         pytest.skip("built without isolate")
-    words = [str(PROGRAM), "full", "0", "0", "0", "/bin/sh", "-c", "echo up; sleep 4714; echo late"]
+    words = [str(PROGRAM), "full", "0", "0", *UNLIMITED, "0", "/bin/sh", "-c", "echo up; sleep 4714; echo late"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     until = time.monotonic() + 10
@@ -223,7 +227,7 @@ def test_killed_it_takes_its_program_along(tmp_path: Path) -> None:
 def test_the_signals_that_end_a_step_do_not_end_it_before_its_program(number: signal.Signals) -> None:
     if not PROGRAM.exists():
         pytest.skip("built without isolate")
-    words = [str(PROGRAM), "full", "0", "0", "0", "/bin/sh", "-c", "echo up; read line; exit 5"]
+    words = [str(PROGRAM), "full", "0", "0", *UNLIMITED, "0", "/bin/sh", "-c", "echo up; read line; exit 5"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == "up\n"
     process.send_signal(number)
@@ -240,4 +244,88 @@ def test_the_program_gets_the_signals_it_would_have_got() -> None:
         told = subprocess.run([*words, "/bin/cat", "/proc/self/status"], capture_output=True, text=True, check=True)
         return [line for line in told.stdout.splitlines() if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
 
-    assert signals(str(PROGRAM), "full", "0", "0", "0") == signals()
+    assert signals(str(PROGRAM), "full", "0", "0", *UNLIMITED, "0") == signals()
+
+
+# ---- the time limit ---------------------------------------------------------------------------------------------
+
+
+class Limited:
+    """A program with a time limit, and the fence that it runs beside."""
+
+    def __init__(self, fence: Path, way: str) -> None:
+        if not PROGRAM.exists():
+            pytest.skip("built without isolate")
+        for path in (fence, *fence.parents):
+            if path.stat().st_mode & 0o001 == 0:
+                path.chmod(0o755)
+        fence.chmod(0o777)
+        self.fence, self._way = fence, way
+
+    def run(self, script: str, *, has_started: bool = True, limit: int = 30, grace: int = 500, nproc: str = "") -> int:
+        """Run a script; its fence is taken, and its record written, before it is started."""
+        uptime = int(float(Path("/proc/uptime").read_text().split()[0]) * 100)
+        (self.fence / "record.3").write_text(f"started full {uptime}\n" if has_started else "")
+        (self.fence / "record.3").chmod(0o666)
+        uid = WAYS[self._way]
+        code = 'exec 8>>"$0/record.3" 9<"$0"; ' + nproc + ' exec "$@"'
+        words = ["sh", "-c", code, str(self.fence), str(PROGRAM), self._way, str(uid), str(uid)]
+        words += ["3", str(limit), str(grace), "0", "/bin/sh", "-c", script]
+        who: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if uid else {}
+        began = time.monotonic()
+        with subprocess.Popen(words, **who, stdout=subprocess.PIPE, text=True) as process:
+            self.output, _ = process.communicate(timeout=60)
+        self.took_s = time.monotonic() - began
+        return process.returncode
+
+    @property
+    def has_fired(self) -> bool:
+        return (self.fence / "limit.3").exists()
+
+
+@pytest.fixture(params=WAYS)
+def limited(tmp_path: Path, request: pytest.FixtureRequest) -> Limited:
+    if os.getuid() != 0:
+        pytest.skip("becomes another user, and root of a new namespace")
+    (tmp_path / "status.3").touch()
+    return Limited(tmp_path, request.param)
+
+
+def test_a_program_within_its_limit_is_left_alone(limited: Limited) -> None:
+    assert limited.run("sleep 0.1; exit 7", limit=3000) == 7
+    assert not limited.has_fired
+
+
+def test_at_the_limit_everything_but_the_first_process_is_sent_term(limited: Limited) -> None:
+    script = "sh -c 'trap \"echo told; exit 3\" TERM; echo up; sleep 60 & wait'; echo $?; exit 9"
+    assert limited.run(script) == 9
+    assert limited.output == "up\ntold\n3\n"
+    assert limited.has_fired and limited.took_s >= 0.3
+
+
+def test_what_does_not_end_by_term_is_killed_after_the_grace(limited: Limited) -> None:
+    assert limited.run("trap '' TERM; setsid sleep 60 & echo up; sleep 60", grace=30) == 137
+    assert limited.output == "up\n"
+    assert limited.has_fired and limited.took_s >= 0.6
+
+
+def test_a_limit_needs_no_process_that_the_command_could_use_up(limited: Limited) -> None:
+    if limited._way != "userns":
+        pytest.skip("root may have as many as it likes")
+    assert limited.run("exec sleep 60", nproc="ulimit -u 2;", grace=30) == 137
+    assert limited.has_fired
+
+
+def test_a_command_that_has_not_started_has_no_limit_yet(limited: Limited) -> None:
+    (limited.fence / "status.3").unlink()
+    script = f"sleep 0.6; : >{limited.fence}/status.3; sleep 0.1; exit 5"
+    assert limited.run(script, has_started=False) == 5
+    assert not limited.has_fired
+
+
+@pytest.mark.parametrize("written", ["started full 0", "started full 99999999999999", "", "started", "x" * 200])
+def test_a_record_that_the_command_rewrote_gives_it_no_more_than_twice_its_limit(
+    limited: Limited, written: str
+) -> None:
+    assert limited.run(f"printf '%s' '{written}' >{limited.fence}/record.3; sleep 60; exit 4", limit=40) == 4
+    assert limited.has_fired and 0.4 <= limited.took_s < 20

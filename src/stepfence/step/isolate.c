@@ -1,13 +1,16 @@
 /* Start a program where it sees neither the fences nor any process but its own, with few privileges or none: what
  * the step script does with unshare, mount and setpriv, in one program instead of six.
  *
- *     isolate WAY UID GID COUNT DIR... PROGRAM ARG...
+ *     isolate WAY UID GID TASK LIMIT GRACE COUNT DIR... PROGRAM ARG...
  *
  * WAY     full: new mount and PID namespaces, for a root that may make them.
  *         root-userns: the same in a user namespace in which UID 0 is mapped, for a root that may not.
  *         userns: the same in a user namespace in which UID is mapped to itself.
+ * LIMIT   how long the command may take, in hundredths of a second, from what the record says of its start; 0: for ever. Then
+ *         limit.TASK is made in the fence, everything is sent TERM, and after GRACE hundredths KILL.
  * DIR...  COUNT directories to cover with an empty file system; those that do not exist are passed over.
  *
+ * Descriptors: 8 the record, 9 the fence directory, as in the step script.
  * Exit status: the program's, 128 + n when signal n ended it; 94 when it was not started.
  *
  * It is free of any C library: it has to run in every image, and starting it must cost less than starting a shell.
@@ -20,8 +23,11 @@
 #include <linux/sched.h>
 #include <linux/signal.h>
 #include <linux/mount.h>
+#include <linux/time.h>
+#include <linux/time_types.h>
+#include <linux/wait.h>
 
-enum { NOT_STARTED = 94 };
+enum { NOT_STARTED = 94, RECORD = 8, FENCE = 9, WORD = 64 };
 
 /* ---- the kernel --------------------------------------------------------------------------------------------- */
 
@@ -89,11 +95,18 @@ static long number_of(const char *word)
 	if (!*word)
 		leave(NOT_STARTED);
 	for (; *word; word++) {
-		if (*word < '0' || *word > '9' || number > 0xffffffffL)
+		if (*word < '0' || *word > '9' || number > 0xffffffffffL)
 			leave(NOT_STARTED);
 		number = number * 10 + (*word - '0');
 	}
 	return number;
+}
+
+static long now(void) /* in hundredths of a second since the machine started, as in /proc/uptime */
+{
+	struct __kernel_timespec time = {0, 0};
+	call(__NR_clock_gettime, CLOCK_BOOTTIME, (long)&time, 0, 0, 0);
+	return time.tv_sec * 100 + time.tv_nsec / 10000000;
 }
 
 static void write_file(const char *path, const char *text, long size)
@@ -162,44 +175,150 @@ static void drop_privileges(int is_root)
 	must(call(__NR_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
 }
 
-static long wait_for(long child)
+/* ---- the command's end, and its time limit -------------------------------------------------------------------- */
+
+static long status_of(int status)
 {
-	int status = 0;
-	long found;
-	do
-		found = call(__NR_wait4, child, (long)&status, 0, 0, 0);
-	while (found == -4); /* EINTR */
-	must(found);
 	return status & 0x7f ? 128 + (status & 0x7f) : status >> 8 & 0xff;
+}
+
+/* Wait for a child; give up at a moment, in hundredths of a second as `now` counts them, 0 for never. SIGCHLD is blocked. */
+static long wait_until(long child, long moment)
+{
+	for (;;) {
+		int status = 0;
+		long found = call(__NR_wait4, child, (long)&status, moment ? WNOHANG : 0, 0, 0);
+		if (found == child)
+			return status_of(status);
+		if (found < 0 && found != -4) /* EINTR */
+			leave(NOT_STARTED);
+		if (!moment || found < 0)
+			continue;
+		long left = moment - now();
+		if (left <= 0)
+			return -1;
+		unsigned long awaited = 1ul << (17 - 1); /* SIGCHLD */
+		struct __kernel_timespec time = {left / 100, left % 100 * 10000000};
+		call(__NR_rt_sigtimedwait, (long)&awaited, 0, (long)&time, sizeof awaited, 0);
+	}
+}
+
+/* Return when the command started, as its record says: between two moments, or the later one. */
+static long started_between(long earliest, long latest)
+{
+	char text[WORD];
+	long record = call(__NR_openat, AT_FDCWD, (long)"/proc/self/fd/8", O_RDONLY | O_CLOEXEC, 0, 0);
+	long size = record < 0 ? 0 : call(__NR_read, record, (long)text, sizeof text - 1, 0, 0);
+	long blanks = 0, moment = 0;
+	if (record >= 0)
+		call(__NR_close, record, 0, 0, 0, 0);
+	/* started WAY MOMENT */
+	for (long n = 0; n < size && text[n] != '\n'; n++) {
+		if (text[n] == ' ')
+			blanks++;
+		else if (blanks == 2 && text[n] >= '0' && text[n] <= '9' && moment < latest)
+			moment = moment * 10 + (text[n] - '0');
+	}
+	return moment >= earliest && moment <= latest ? moment : latest;
+}
+
+/* Send a signal to everything in the namespace of its first process, but to that. Return whether that was possible. */
+static int signal_all(long first, unsigned long namespaces, int number)
+{
+	long inside = call(__NR_pidfd_open, first, 0, 0, 0, 0), child, status;
+	if (inside < 0)
+		return 0;
+	child = call(__NR_clone, 17, 0, 0, 0, 0);
+	if (child == 0) {
+		if (call(__NR_setns, inside, (long)namespaces, 0, 0, 0) < 0)
+			leave(1);
+		child = call(__NR_clone, 17, 0, 0, 0, 0);
+		if (child == 0)
+			leave(call(__NR_kill, -1, number, 0, 0, 0) < 0);
+		leave(child < 0 || wait_until(child, 0) != 0);
+	}
+	status = child < 0 ? 1 : wait_until(child, 0);
+	call(__NR_close, inside, 0, 0, 0, 0);
+	return status == 0;
+}
+
+static void join(char *text, const char *kind, const char *task)
+{
+	char *end = text + WORD - 1;
+	for (; *kind && text < end; kind++)
+		*text++ = *kind;
+	for (; *task && text < end; task++)
+		*text++ = *task;
+	*text = 0;
+}
+
+struct limit {
+	const char *task;
+	long limit, grace;
+};
+
+static long wait_for(long child, const struct limit *command, unsigned long namespaces)
+{
+	char name[WORD];
+	long began = now(), moment = began + command->limit, status;
+	if (!command->limit)
+		return wait_until(child, 0);
+
+	status = wait_until(child, moment);
+	join(name, "status.", command->task);
+	while (status < 0 && call(__NR_faccessat, FENCE, (long)name, 0, 0, 0) < 0) { /* its time has not begun */
+		moment = now() + command->limit;
+		status = wait_until(child, now() + 1);
+	}
+	/* The command's parent has the record open, so the command can rewrite it: it is read once, and no later than now. */
+	if (status < 0)
+		status = wait_until(child, started_between(began, now()) + command->limit);
+	if (status >= 0)
+		return status;
+
+	join(name, "limit.", command->task);
+	long file = call(__NR_openat, FENCE, (long)name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600, 0);
+	if (file < 0 || call(__NR_write, file, (long)"limit\n", 6, 0, 0) != 6)
+		leave(NOT_STARTED);
+	call(__NR_close, file, 0, 0, 0, 0);
+	if (signal_all(child, namespaces, 15))
+		status = wait_until(child, now() + command->grace);
+	if (status < 0) {
+		call(__NR_kill, child, 9, 0, 0, 0); /* and with its first process the namespace */
+		status = wait_until(child, 0);
+	}
+	return status;
 }
 
 static _Noreturn void run(int argc, char **argv, char **environment)
 {
-	unsigned long spared = 1ul << (2 - 1) | 1ul << (15 - 1), before = 0; /* SIGINT, SIGTERM */
+	/* The end of the command is the command's own business: whoever ends this one would leave it without a parent. */
+	unsigned long held = 1ul << (2 - 1) | 1ul << (15 - 1) | 1ul << (17 - 1), before = 0; /* SIGINT, SIGTERM, SIGCHLD */
 	unsigned long flags = CLONE_NEWNS | CLONE_NEWPID | 17;		     /* SIGCHLD */
 	const char *way;
 	int is_root;
 	long count, child;
 
-	if (argc < 6)
+	if (argc < 9)
 		leave(NOT_STARTED);
 	way = argv[1];
 	is_root = number_of(argv[2]) == 0;
 	number_of(argv[3]);
-	count = number_of(argv[4]);
-	if (count > argc - 6)
+	number_of(argv[4]);
+	struct limit limit = {argv[4], number_of(argv[5]), number_of(argv[6])};
+	count = number_of(argv[7]);
+	if (count > argc - 9)
 		leave(NOT_STARTED);
 	if (is(way, "userns") || is(way, "root-userns"))
 		flags |= CLONE_NEWUSER;
 	else if (!is(way, "full"))
 		leave(NOT_STARTED);
 
-	/* The end of the command is the command's own business: whoever ends this one would leave it without a parent. */
-	must(call(__NR_rt_sigprocmask, SIG_BLOCK, (long)&spared, (long)&before, sizeof spared, 0));
+	must(call(__NR_rt_sigprocmask, SIG_BLOCK, (long)&held, (long)&before, sizeof held, 0));
 	child = call(__NR_clone, (long)flags, 0, 0, 0, 0);
 	must(child);
 	if (child != 0)
-		leave((int)wait_for(child));
+		leave((int)wait_for(child, &limit, flags & (CLONE_NEWUSER | CLONE_NEWPID)));
 
 	/* Where this program is killed all the same, nothing of the command outlives it. */
 	must(call(__NR_prctl, PR_SET_PDEATHSIG, 9, 0, 0, 0));
@@ -212,10 +331,10 @@ static _Noreturn void run(int argc, char **argv, char **environment)
 	}
 	mount_at("/", 0, MS_REC | MS_PRIVATE, 0);
 	mount_at("/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, 0);
-	cover(argv + 5, count);
+	cover(argv + 8, count);
 	drop_privileges(is_root);
 	must(call(__NR_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof before, 0));
-	call(__NR_execve, (long)argv[5 + count], (long)(argv + 5 + count), (long)environment, 0, 0);
+	call(__NR_execve, (long)argv[8 + count], (long)(argv + 8 + count), (long)environment, 0, 0);
 	leave(NOT_STARTED);
 }
 

@@ -112,7 +112,7 @@ class Request:
         return [
             end.encode(),
             number,
-            b"-" if self.timeout_s is None else _hundredths(self.timeout_s),
+            b"0" if self.timeout_s is None else _hundredths(self.timeout_s),
             _hundredths(self.kill_after_s),
             self.stdin.encode(),
             self.isolation.encode(),

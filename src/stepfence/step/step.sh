@@ -36,6 +36,17 @@ sf_nl='
 sf_watch='' sf_whole=''
 exec 4>&2
 
+sf_start_watch() {
+  [ "$sf_limit" != 0 ] || return 0
+  command -v sleep >/dev/null || sf_refuse sleep-missing "no sleep in PATH"
+  # Pyxis starts enroot from the process that became this shell: with use_squashfuse it serves the root file system.
+  read -r sf_elders <"/proc/$sf_shell/task/$sf_shell/children"
+  sf_watch </dev/null >/dev/null 4>&- 8>&- 9<&- &
+  sf_watch=$!
+  # Also where this shell ends because it cannot fork: nobody else would end the watch then.
+  trap 'kill "$sf_watch"' EXIT
+}
+
 sf_end_watch() {
   [ -z "$sf_watch" ] || { trap - EXIT && kill "$sf_watch" && wait "$sf_watch"; }
 }
@@ -171,7 +182,7 @@ sf_isolate() { # $1 way; then the directories to cover
   shift
   for sf_one in 1 2 3 4 5; do
     # shellcheck disable=SC2154 # sf_inner is set in front of this file
-    "$sf_program" "$sf_way" "$sf_uid" "$sf_gid" "$#" "$@" \
+    "$sf_program" "$sf_way" "$sf_uid" "$sf_gid" "$sf_task" "$sf_limit" "$sf_kill" "$#" "$@" \
       /bin/sh -c "$sf_inner" stepfence "$sf_way" "$sf_task" "$sf_attempt" "$sf_stdin" "$sf_merge" "$sf_files"
     sf_rc=$?
     # It is busy while anybody has it open for writing, for example a runner's child that has not executed yet.
@@ -230,23 +241,10 @@ sf_serve() {
   if [ -n "$sf_workdir" ]; then
     cd -- "$sf_workdir" 2>/dev/null || sf_refuse workdir-missing "$sf_workdir"
   fi
-  if [ "$sf_limit" != - ]; then
-    command -v sleep >/dev/null || sf_refuse sleep-missing "no sleep in PATH"
-  fi
   { command : >>"$sf_dir/record.$sf_task"; } 2>/dev/null || sf_refuse record-failed "$sf_dir"
   exec 8>>"$sf_dir/record.$sf_task" 9<"$sf_dir"
   # The shell's own words about a killed child are not the command's stderr.
   exec 2>/dev/null
-
-  sf_elders=
-  if [ "$sf_limit" != - ]; then
-    # Pyxis starts enroot from the process that became this shell: with use_squashfuse it serves the root file system.
-    read -r sf_elders <"/proc/$sf_shell/task/$sf_shell/children"
-    sf_watch </dev/null >/dev/null 4>&- 8>&- 9<&- &
-    sf_watch=$!
-    # Also where this shell ends because it cannot fork: nobody else would end the watch then.
-    trap 'kill "$sf_watch"' EXIT
-  fi
 
   # ---- the command ------------------------------------------------------------------------------------------
   sf_rc=0
@@ -264,6 +262,7 @@ sf_serve() {
       fi
     fi
   fi
+  sf_is_over || sf_start_watch
   if [ "$sf_isolation" != none ] && ! sf_is_over && command -v unshare >/dev/null; then
     if [ "$sf_uid" = 0 ]; then
       command -v setpriv >/dev/null && sf_try full '' "$sf_setpriv" "$@"
