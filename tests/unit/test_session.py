@@ -92,6 +92,20 @@ def test_stdin_is_the_commands_own_and_else_there_is_none(shell_runner: StepRunn
         assert session.run(["sh", "-c", "exec 3<&0; cat <&3"], stdin=b"").stdout == b""
 
 
+def test_a_command_leaves_no_file_once_the_next_one_runs(shell_runner: StepRunner, isolation: Isolation) -> None:
+    with shell_runner.session(isolation=isolation) as session:
+        session.run(["cat"], stdin=b"data")
+        session.run(["sh", "-c", "echo out; echo err >&2"])
+        assert session.run(["sleep", "60"], timeout_s=0.2).timed_out
+        for _ in range(2):
+            session.run(["true"])
+        assert session._live
+        files = {path.name for path in session._live.fence.path.iterdir()}
+        assert "attempt.json" in files
+        last = max(int(name.rpartition(".")[2]) for name in files - {"attempt.json"})
+        assert {name for name in files if not name.endswith(f".{last}")} == {"attempt.json"}
+
+
 def test_one_stream_keeps_the_order(shell_runner: StepRunner, isolation: Isolation) -> None:
     with shell_runner.session(isolation=isolation) as session:
         result = session.run(["sh", "-c", "echo 1; echo 2 >&2; echo 3"], merge_stderr=True)

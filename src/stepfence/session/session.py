@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -36,14 +37,23 @@ _CLOSE_S = 4.0
 
 @dataclass(slots=True)
 class _Live:
-    """A session's step, from its launch to its end."""
+    """A session's step, from its launch to its end.
+
+    Attributes:
+        place, fence: where it runs, and its directory.
+        process: srun, from its launch on.
+        step_id: once a command told it.
+        commands: how many were asked of it.
+        settled: forgets the last command that completed. The script writes that one's last file after the end
+            sentinel, and before it reads on.
+    """
 
     place: Place
     fence: AttemptFence
     process: Process | None = None
     step_id: str = ""
     commands: int = 0
-    settled: AttemptFence | None = None
+    settled: Callable[[], object] = lambda: None
 
     @property
     def is_up(self) -> bool:
@@ -223,7 +233,13 @@ class Session:
             plan = plan_of(step, live.place, fence, launch_deadline_s=launch_deadline_s, serves=True)
             channel = _Channel(runtime.launcher, live)
             attempt = runtime.attempt(
-                plan, request.encode(), place=live.place, fence=fence, launcher=channel, entered=entered
+                plan,
+                request.encode(),
+                place=live.place,
+                fence=fence,
+                launcher=channel,
+                entered=entered,
+                meanwhile=live.settled,
             )
             try:
                 outcome = attempt.run()
@@ -234,7 +250,7 @@ class Session:
         ended = runtime.conclude(outcome, plan=plan, fence=fence, target=target)
         if launches:
             runtime.note_launch(ended)
-        if not self._goes_on(live, fence, outcome):
+        if not self._goes_on(asked, live, fence, outcome):
             self._end(live)
         if isinstance(ended, StepNotLaunched):
             raise ended
@@ -266,15 +282,15 @@ class Session:
 
     # ---- what becomes of the step ---------------------------------------------------------------------------
 
-    def _goes_on(self, live: _Live, fence: AttemptFence, outcome: Outcome) -> bool:
+    def _goes_on(self, asked: _Command, live: _Live, fence: AttemptFence, outcome: Outcome) -> bool:
         """Whether the step can serve another command: both its streams are where they should be."""
         live.step_id = live.step_id or outcome.step_id
         self._has_served = self._has_served or bool(outcome.starts)
         if outcome.verdict is Verdict.COMPLETED:
-            # The script writes its last file after the end sentinel, and before it reads on.
-            if live.settled is not None:
-                live.settled.forget_command()
-            live.settled = fence
+            end = outcome.ends[0]
+            by_files = end.isolation == "none"
+            kinds = {"stdin": asked.stdin is not None, "limit": end.limit, "out": by_files, "err": by_files}
+            live.settled = functools.partial(fence.forget_command, *(kind for kind, is_left in kinds.items() if is_left))
             return outcome.streams_complete and not outcome.needs_end
         refusal = outcome.refusal
         return refusal is not None and refusal.reason in _HARMLESS and live.is_up

@@ -34,7 +34,8 @@ from stepfence.step.request import Nonces
 from stepfence.step.sentinel import End, parse_finished
 
 _WITNESS = "attempt.json"
-_COMMAND_FILES = ("record", "finished", "limit", "stdin", "out", "err", "status")
+_EVERY_COMMANDS = ("record", "finished", "status")
+"""The kinds of files that each command of a session leaves."""
 _WITNESS_LIMIT = 1024 * 1024
 
 
@@ -191,9 +192,13 @@ class AttemptFence:
             return None
         return parse_finished(contents, self.nonces, task)
 
-    def forget_command(self) -> None:
-        """Remove the files of a session's command that has ended: no later one has its number."""
-        for kind in _COMMAND_FILES:
+    def forget_command(self, *also: str) -> None:
+        """Remove the files of a session's command that has ended: no later one has its number.
+
+        Args:
+            also: kinds of files that not every command leaves. Whatever is asked of a file server takes its time.
+        """
+        for kind in (*_EVERY_COMMANDS, *also):
             with contextlib.suppress(OSError):
                 self.file(kind, 0).unlink()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from stepfence.admission import Pace
@@ -120,7 +120,15 @@ class Runtime:
             ) from error
 
     def attempt(
-        self, plan: Plan, request: bytes, *, place: Place, fence: AttemptFence, launcher: Launcher, entered: Pass | None
+        self,
+        plan: Plan,
+        request: bytes,
+        *,
+        place: Place,
+        fence: AttemptFence,
+        launcher: Launcher,
+        entered: Pass | None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Attempt:
         """Return an attempt that is ready to be run.
 
@@ -131,6 +139,7 @@ class Runtime:
             fence: its own.
             launcher: how it reaches its node.
             entered: what let it launch, and lets in the next one at its start; None where it launches nothing.
+            meanwhile: called once the command runs: what need not be waited for.
         """
 
         def started() -> None:
@@ -138,6 +147,8 @@ class Runtime:
                 entered.leave()
                 if place.claim:
                     place.claim.created()
+            if meanwhile is not None:
+                meanwhile()
 
         assert fence.nonces is not None  # noqa: S101
         return Attempt(
