@@ -171,6 +171,9 @@ class Evidence:
             before the end.
         survivors: pids, as the node counts them, that outlived the command where it had no PID namespace.
         environment: names of the variables that srun was given.
+        waited_s: seconds before its launch that were spent on waiting to be let in; see `Settings`.
+        waited_for: what took most of that: ``concurrent-steps``, ``concurrent-creates``, ``processors`` (too many
+            launches here) or ``rate``; "" for nothing.
     """
 
     attempt: str = ""
@@ -188,6 +191,8 @@ class Evidence:
     isolation: str = ""
     survivors: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
+    waited_s: float = 0.0
+    waited_for: str = ""
 
 
 # ---- what fields take -------------------------------------------------------------------------------------------

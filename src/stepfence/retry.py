@@ -262,6 +262,8 @@ _FACT_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("launch_s", (int, float)),
     ("duration_s", (int, float)),
     ("srun_rc", int),
+    ("waited_s", (int, float)),
+    ("waited_for", str),
 )
 
 

@@ -12,7 +12,10 @@ Two spellings of a setting can be set at once; ours goes first. A variable that 
 ``STEPFENCE_STALE_AFTER_S``       how long a claim may go without a sign of life, in seconds
 ``STEPFENCE_SRUN_ENV``            further variables srun is given: names, by commas or spaces
 ``STEPFENCE_LOG_LEVEL``           what the command line logs on stderr: ``off``, ``warning``, ``info`` or ``debug``
-``STEPFENCE_STEPS_PER_S``         how many steps a second all processes of a run directory launch together
+``STEPFENCE_STEPS_PER_S``         how many steps a second all processes of a run directory launch together; ``auto``
+                                  derives it from the rate limit of slurmctld
+``STEPFENCE_CONCURRENT_STEPS``    how many steps they have at once, an open session being one
+``STEPFENCE_CONCURRENT_CREATES``  how many containers they create at once
 ``STEPFENCE_NATIVE``              ``0``: namespaces by ``unshare``, ``mount``, ``setpriv`` alone, without ``isolate``
 ================================  =====================================================================================
 """
@@ -26,12 +29,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final, Literal
 
 from stepfence.errors import BadInput
 from stepfence.model import LONGEST_S
 
 DEFAULT_ATTEMPTS = 3
 MOST_ATTEMPTS = 1000
+MOST_SEATS = 1000
+AUTO: Final = "auto"
 LOG_LEVELS = ("off", "warning", "info", "debug")
 
 _JOB = re.compile(r"[1-9][0-9]{0,9}\Z")
@@ -85,7 +91,9 @@ class Settings:
         srun_env: further variables srun is given.
         log_level: what the command line logs, one of `LOG_LEVELS`; the library leaves that to its program.
         native: whether the step script may use the programs of the package that are built for one machine type.
-        steps_per_s: how many steps a second are launched in all, or None for no limit.
+        steps_per_s: how many steps a second are launched in all, None for no limit, `AUTO` for the site's.
+        concurrent_steps, concurrent_creates: how many steps there are, and containers being created, at once in all;
+            None for no limit.
         job: the job this process runs in, or None outside.
         environ: a copy of the whole environment, for `launch.environment` and ``--env NAME``. Never shown.
     """
@@ -98,7 +106,9 @@ class Settings:
     srun_env: tuple[str, ...] = ()
     log_level: str = "off"
     native: bool = True
-    steps_per_s: float | None = None
+    steps_per_s: float | Literal["auto"] | None = None
+    concurrent_steps: int | None = None
+    concurrent_creates: int | None = None
     job: JobFacts | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
@@ -129,7 +139,9 @@ class Settings:
             stale_after_s=read.seconds("STEPFENCE_STALE_AFTER_S", above_zero=True, remedy="give seconds, more than 0"),
             srun_env=tuple(re.findall(r"[^,\s]+", read.text("STEPFENCE_SRUN_ENV"))),
             log_level=read.choice("STEPFENCE_LOG_LEVEL", LOG_LEVELS),
-            steps_per_s=read.seconds("STEPFENCE_STEPS_PER_S", above_zero=True, remedy="give a number above 0"),
+            steps_per_s=read.rate("STEPFENCE_STEPS_PER_S"),
+            concurrent_steps=read.seats("STEPFENCE_CONCURRENT_STEPS"),
+            concurrent_creates=read.seats("STEPFENCE_CONCURRENT_CREATES"),
             native=read.choice("STEPFENCE_NATIVE", ("1", "0")) == "1",
             job=_job_facts(read),
             environ=MappingProxyType(copy),
@@ -184,6 +196,14 @@ class _Reader:
         if 0 <= value < LONGEST_S and (value > 0 or not above_zero):
             return value
         raise BadInput(f"{name}={text!r} is not a number that can be used: {remedy}")
+
+    def rate(self, name: str) -> float | Literal["auto"] | None:
+        if self.text(name) == AUTO:
+            return AUTO
+        return self.seconds(name, above_zero=True, remedy=f"give a number above 0, or {AUTO}")
+
+    def seats(self, name: str) -> int | None:
+        return self.whole(name, lowest=1, highest=MOST_SEATS, remedy=f"give how many at once, 1 to {MOST_SEATS}")
 
     def job_id(self, *names: str) -> str:
         name, text = self._first(names)

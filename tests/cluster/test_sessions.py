@@ -86,9 +86,7 @@ def test_commands_cost_the_controller_nothing(root_job: Any, cluster: Any) -> No
 
 
 @pytest.mark.parametrize("victim", ["srun", "its group", "slurmstepd"])
-def test_a_command_in_flight_when_its_session_dies_is_never_run_again(
-    root_job: Any, cluster: Any, victim: str
-) -> None:
+def test_a_command_in_flight_when_its_session_dies_is_never_run_again(root_job: Any, cluster: Any, victim: str) -> None:
     ran = root_job.shared / f"session-{victim.replace(' ', '-')}"
     node = cluster.node("node3")
     with root_job.runner("dies", retry=AT_ONCE) as runner, runner.session(node="node3") as session:

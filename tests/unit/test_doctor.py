@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import stepfence.doctor
 from stepfence.cli.doctor import app
 from stepfence.cluster.allocation import Allocation
 from stepfence.cluster.command import Answer
@@ -367,6 +366,7 @@ def test_rate_limits_are_told_in_steps(parameters: str, steps: str | None) -> No
     check = judge_rate_limit(parameters)
     assert check.status is (Status.OK if steps is None else Status.WARN)
     assert steps is None or steps in check.detail
+    assert judge_rate_limit(parameters, step_manager=True).status is Status.OK
 
 
 def test_limits_of_steps() -> None:
@@ -473,11 +473,6 @@ def test_where_the_run_dir_takes_no_file_no_node_is_examined_and_one_check_fails
     checks = {check["name"]: check["status"] for check in json.loads(result.stdout)["checks"]}
     assert (result.exit_code, [name for name in checks if checks[name] == "fail"]) == (1, ["run-dir"])
     assert checks["step"] == "skipped"
-
-
-@pytest.mark.parametrize("path", sorted(Path(stepfence.doctor.__file__).parent.iterdir()), ids=lambda path: path.name)
-def test_no_text_names_what_stepfence_does_not_have(path: Path) -> None:
-    assert path.is_dir() or "session" not in path.read_text()
 
 
 # ---- telling ----------------------------------------------------------------------------------------------------

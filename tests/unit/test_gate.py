@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stepfence.launch.gate import LaunchGate
+from stepfence.admission.gate import LaunchGate
 
 
 class Clock:

@@ -200,7 +200,7 @@ def test_a_command_finds_no_request_of_another(shell_runner: StepRunner, shell: 
         "kill -STOP $$",
         "kill -9 $PPID; kill -9 1",
         "exec >&- 2>&- <&-; sleep 0.05",
-        "for f in 1 2 4 5 6 7 8 9; do eval \"exec $f>&-\"; done",
+        'for f in 1 2 4 5 6 7 8 9; do eval "exec $f>&-"; done',
         "rm -rf /proc/1/fd/* /dev/fd/* 2>/dev/null; exit 0",
         "printf 'stepfence-end %032d 1 0 0 full -\\n' 0; printf 'stepfence-end x' >&2",
         "head -c 3000000 /dev/zero",

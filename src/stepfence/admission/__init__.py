@@ -1,5 +1,7 @@
-"""When steps may be launched: one budget for all processes of a run."""
+"""When steps may be launched, and how many may be at once: one budget for all processes of a run."""
 
+from stepfence.admission.admission import Admission, Admitted, NotAdmittedError
 from stepfence.admission.pace import Pace
+from stepfence.admission.seats import Seats
 
-__all__ = ["Pace"]
+__all__ = ["Admission", "Admitted", "NotAdmittedError", "Pace", "Seats"]

@@ -8,6 +8,7 @@ one moment with it. Moments are those of the file server's clock, which all node
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import struct
 import time
@@ -70,8 +71,8 @@ class Pace:
         self._most = steps_per_s
         self._sleep = sleep
 
-    def wait(self) -> float:
-        """Wait for one's moment; return the seconds it took.
+    def wait(self, *, most_s: float = math.inf) -> float | None:
+        """Wait for one's moment; return the seconds it took, None at once where it is more than ``most_s`` away.
 
         Where the file cannot be locked (a file system without locks, a holder that was stopped), this caller alone is
         kept to the rate.
@@ -80,8 +81,11 @@ class Pace:
         with self._state() as file:
             if file is not None:
                 moment = max(file.clock, file.state.next_at)
-                file.write(replace(file.state, next_at=moment + 1 / self._rate(file)))
                 wait_s = moment - file.clock
+                if wait_s <= most_s:
+                    file.write(replace(file.state, next_at=moment + 1 / self._rate(file)))
+        if wait_s > most_s:
+            return None
         if wait_s > 0:
             self._sleep(wait_s)
         return wait_s

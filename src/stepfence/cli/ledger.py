@@ -14,6 +14,9 @@ from stepfence.errors import BadInput, LedgerError
 from stepfence.ledger import Ledger, Summary
 from stepfence.ledger.reader import find_sources
 
+_WORTH_S = 0.1
+"""Shorter waits than that, all together, are not worth a line."""
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 
@@ -83,6 +86,9 @@ def _rows(result: Summary) -> list[tuple[str, str]]:
         ("not retryable", str(result.not_retryable)),
     ]
     rows += [(f"succeeded on attempt {attempt}", str(count)) for attempt, count in result.succeeded_on_attempt.items()]
+    rows += [
+        (f"waited for {what}", f"{seconds:.1f} s") for what, seconds in result.waited_for.items() if seconds >= _WORTH_S
+    ]
     own = [
         ("unreadable lines", result.unreadable_lines),
         ("missing records", result.missing_records),

@@ -71,6 +71,7 @@ def as_object(outcome: StepResult | StepNotLaunched) -> dict[str, Any]:
         "refusal": evidence.refusal,
         "isolation": evidence.isolation,
         "attempt": evidence.attempt,
+        "waited_s": round(evidence.waited_s, 6),
         "tasks": [
             {"task": t.task, "status": t.status, "returncode": t.returncode, "node": t.node} for t in evidence.tasks
         ],

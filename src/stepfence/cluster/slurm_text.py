@@ -121,6 +121,19 @@ class JobState:
     array_task: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """How many requests slurmctld takes of one user: a bucket of tokens (slurm.conf(5), from 23.02).
+
+    Attributes:
+        requests_per_s: how many tokens a second are filled in.
+        burst: how many the bucket holds.
+    """
+
+    requests_per_s: float
+    burst: float
+
+
 def check_job_id(job: str) -> str:
     """Return the job id, or raise `BadInput`: scontrol takes an empty or odd one for "all jobs"."""
     if not _JOB.match(job):
@@ -233,6 +246,24 @@ def parse_config(text: str) -> Mapping[str, str]:
         if equals and name.strip() and " " not in name.strip():
             config.setdefault(name.strip(), "" if value.strip() == "(null)" else value.strip())
     return MappingProxyType(config)
+
+
+def parse_rate_limit(parameters: str) -> RateLimit | None:
+    """Read the rate limit out of SlurmctldParameters; None where there is none. What is left out has its default."""
+    words = [word.strip() for word in parameters.split(",")]
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    if "rl_enable" not in words:
+        return None
+
+    def figure(name: str, default: float) -> float:
+        try:
+            value = float(values[name])
+        except (KeyError, ValueError):
+            return default
+        return value if 0 < value < math.inf else default
+
+    rate = figure("rl_refill_rate", 2.0) / figure("rl_refill_period", 1.0)
+    return RateLimit(requests_per_s=rate, burst=figure("rl_bucket_size", 30.0))
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from stepfence.admission.rate import steps_per_s
 from stepfence.cluster.allocation import Allocation
 from stepfence.cluster.slurm import Slurm
-from stepfence.cluster.slurm_text import JobState, parse_version
+from stepfence.cluster.slurm_text import JobState, parse_rate_limit, parse_version
 from stepfence.doctor.check import Check, Status, fail, ok, skipped, warn
 from stepfence.errors import AllocationError, SlurmUnavailable
 
 SHORT_S = 600.0
-STEPS_PER_TOKEN = 0.15
-"""1.5 steps a second were safe on a controller that refills 10 tokens a second; a step costs several RPCs."""
 FEW_STEPS = 10_000
 
 _DEFECTS: tuple[tuple[tuple[int, int, int], str], ...] = (
@@ -49,9 +48,13 @@ def slurm_checks(slurm: Slurm, allocation: Allocation, *, now: float) -> tuple[l
             _unreachable(str(error), "See `scontrol ping`; wait until slurmctld is back. Nothing else was tried.")
         ], False
     checks = [judge_versions(version, config), judge_release(version)]
-    allocated, launches = _allocation(slurm, allocation, now)
+    allocated, launches, state = _allocation(slurm, allocation, now)
     checks += allocated
-    checks += [judge_rate_limit(config.get("SlurmctldParameters", "")), judge_step_limits(config)]
+    step_manager = state is not None and state.step_manager
+    checks += [
+        judge_rate_limit(config.get("SlurmctldParameters", ""), step_manager=step_manager),
+        judge_step_limits(config),
+    ]
     return checks, launches
 
 
@@ -78,19 +81,20 @@ def judge_release(version: Version) -> Check:
     return ok("slurm-release", "; ".join(known) or "no known defect that matters here")
 
 
-def judge_rate_limit(parameters: str) -> Check:
-    """Read the rate limits out of SlurmctldParameters (slurm.conf(5), from 23.02): a bucket of tokens per user."""
-    words = [word.strip() for word in parameters.split(",")]
-    values = dict(word.split("=", 1) for word in words if "=" in word)
-    if "rl_enable" not in words:
+def judge_rate_limit(parameters: str, *, step_manager: bool = False) -> Check:
+    """Judge the rate limit in SlurmctldParameters, which steps of a job with a step manager do not feel."""
+    limit = parse_rate_limit(parameters)
+    if limit is None:
         return ok("rate-limit", "slurmctld limits no user's requests")
-    rate = _number(values.get("rl_refill_rate"), 2.0) / max(_number(values.get("rl_refill_period"), 1.0), 0.001)
-    bucket = _number(values.get("rl_bucket_size"), 30.0)
-    steps = rate * STEPS_PER_TOKEN
+    rate = steps_per_s(limit)
+    told = f"slurmctld refills {limit.requests_per_s:g} requests a second and user ({limit.burst:g} at most)"
+    if step_manager:
+        return ok("rate-limit", f"{told}; this job's step manager launches its steps without it")
     return warn(
         "rate-limit",
-        f"slurmctld refills {rate:g} requests a second and user ({bucket:g} at most): about {steps:.2g} steps a second",
-        f"Launch no more than {steps:.2g} steps a second, squeue and others of yours included.",
+        f"{told}: about {rate:.2g} steps a second",
+        f"Set STEPFENCE_STEPS_PER_S=auto (or {rate:.2g}), or run many commands in one session; squeue and others of "
+        "yours count too. From Slurm 24.05 `sbatch --stepmgr` launches steps without slurmctld, where the site has it.",
     )
 
 
@@ -110,16 +114,16 @@ def judge_step_limits(config: Mapping[str, str]) -> Check:
     return ok("slurm-steps", told)
 
 
-def _allocation(slurm: Slurm, allocation: Allocation, now: float) -> tuple[list[Check], bool]:
+def _allocation(slurm: Slurm, allocation: Allocation, now: float) -> tuple[list[Check], bool, JobState | None]:
     job = allocation.component_id
     try:
         state = slurm.job_state(job)
     except SlurmUnavailable as error:
-        return [skipped("allocation", f"its state is unknown: {error}", "Run `stepfence doctor` again.")], True
+        return [skipped("allocation", f"its state is unknown: {error}", "Run `stepfence doctor` again.")], True, None
     if state is None or state.state != "RUNNING":
         said = f"is {state.state}" if state else "is over"
-        return [fail("allocation", f"job {job} {said}: no step can start", "Start a new allocation.")], False
-    return [judge_allocation(allocation, state), _end(allocation, now)], True
+        return [fail("allocation", f"job {job} {said}: no step can start", "Start a new allocation.")], False, state
+    return [judge_allocation(allocation, state), _end(allocation, now)], True, state
 
 
 def judge_allocation(allocation: Allocation, state: JobState) -> Check:
@@ -159,13 +163,6 @@ def without_slurm() -> list[Check]:
     """Return the checks that the local launcher leaves out."""
     names = ("slurm", "slurm-release", "allocation", "allocation-end", "rate-limit", "slurm-steps")
     return [Check(name, Status.SKIPPED, "the local launcher uses no Slurm") for name in names]
-
-
-def _number(text: str | None, default: float) -> float:
-    try:
-        return float(text) if text else default
-    except ValueError:
-        return default
 
 
 def _dotted(version: Version) -> str:

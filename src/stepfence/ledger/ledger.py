@@ -40,6 +40,8 @@ class Facts(TypedDict, total=False):
     duration_s: float | None
     srun_rc: int | None
     status: str
+    waited_s: float | None
+    waited_for: str
 
 
 class Ledger:

@@ -48,6 +48,8 @@ class LedgerRecord:
         node, step_id, status: as in the evidence, or "".
         launch_s, duration_s: seconds until the start, and of the command alone; None is unknown.
         srun_rc: srun's exit status; None is unknown.
+        waited_s: seconds that its launch waited to be let in; None is unknown.
+        waited_for: for what most of them, e.g. ``rate``; "" for nothing.
         schema: the version of this format; 0 for lines of other tools that carry none.
     """
 
@@ -65,6 +67,8 @@ class LedgerRecord:
     duration_s: float | None = None
     srun_rc: int | None = None
     status: str = ""
+    waited_s: float | None = None
+    waited_for: str = ""
     schema: int = SCHEMA
 
     def to_line(self) -> bytes:
@@ -114,6 +118,8 @@ def parse_record(value: object) -> LedgerRecord:
         duration_s=_number(value, "duration_s"),
         srun_rc=_integer(value, "srun_rc"),
         status=_text(value, "status"),
+        waited_s=_number(value, "waited_s"),
+        waited_for=_text(value, "waited_for"),
         schema=_integer(value, "schema") or 0,
     )
 

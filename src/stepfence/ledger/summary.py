@@ -86,6 +86,8 @@ class Summary:
         succeeded_on_attempt: how many operations ran to their end on which attempt.
         by_node: attempts and failures by node.
         by_cause: failed attempts by cause.
+        waited_s: seconds that launches waited to be let in, all of them together.
+        waited_for: the same by what they waited for longest.
         unreadable_lines: lines that were not exactly one record; whole records in them count all the same.
         unreadable_by_defect: the same by what was wrong.
         missing_records: attempts that must have been made, since a later one is there, but have no line.
@@ -105,6 +107,8 @@ class Summary:
     succeeded_on_attempt: Mapping[int, int]
     by_node: Mapping[str, NodeCount]
     by_cause: Mapping[str, int]
+    waited_s: float
+    waited_for: Mapping[str, float]
     unreadable_lines: int
     unreadable_by_defect: Mapping[str, int]
     missing_records: int
@@ -136,6 +140,7 @@ class Tally:
         self._attempts_by_node: Counter[str] = Counter()
         self._failures_by_node: Counter[str] = Counter()
         self._by_cause: Counter[str] = Counter()
+        self._waited_for: dict[str, float] = {}
         self._defects: Counter[str] = Counter()
         self._foreign = 0
 
@@ -149,6 +154,9 @@ class Tally:
     def add(self, record: LedgerRecord) -> None:
         self._count_operation(record)
         self._foreign += record.schema == 0
+        if record.waited_s and record.waited_for:
+            what = _bounded(self._waited_for, record.waited_for)
+            self._waited_for[what] = self._waited_for.get(what, 0.0) + record.waited_s
         node = _bounded(self._attempts_by_node, record.node or UNKNOWN)
         self._attempts_by_node[node] += 1
         if record.outcome in _FAILED:
@@ -206,6 +214,8 @@ class Tally:
                 for node, count in sorted(self._attempts_by_node.items())
             },
             by_cause=dict(sorted(self._by_cause.items(), key=lambda item: (-item[1], item[0]))),
+            waited_s=round(sum(self._waited_for.values()), 3),
+            waited_for={what: round(seconds, 3) for what, seconds in sorted(self._waited_for.items())},
             unreadable_lines=self._defects.total(),
             unreadable_by_defect=dict(sorted(self._defects.items())),
             missing_records=missing,
@@ -284,6 +294,6 @@ def _cause_from(detail: str) -> str:
     return words[:80].rstrip() or UNKNOWN
 
 
-def _bounded(counter: Counter[str], label: str) -> str:
+def _bounded(counter: Mapping[str, object], label: str) -> str:
     """Return ``label``, or `OTHER` where there are too many already."""
     return label if label in counter or len(counter) < MAX_LABELS else OTHER

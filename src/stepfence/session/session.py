@@ -46,6 +46,7 @@ class _Live:
         commands: how many were asked of it.
         settled: forgets the last command that completed. The script writes that one's last file after the end
             sentinel, and before it reads on.
+        ended: called once its step is over.
     """
 
     place: Place
@@ -54,6 +55,7 @@ class _Live:
     step_id: str = ""
     commands: int = 0
     settled: Callable[[], object] = lambda: None
+    ended: Callable[[], object] = lambda: None
 
     @property
     def is_up(self) -> bool:
@@ -213,15 +215,17 @@ class Session:
         runtime, step, target = self._runtime, asked.step, asked.target
         with contextlib.ExitStack() as stack:
             launches = not self.is_up
-            entered = None
+            admitted = None
+            launch_deadline_s = runtime.launch_deadline_s(step, target, creates=None if launches else False)
             if launches:
                 self._check_restart(target)
-                entered = stack.enter_context(runtime.launching())
-            launch_deadline_s = runtime.launch_deadline_s(step, target, creates=None if launches else False)
+                with runtime.in_run_dir(target):
+                    place = stack.enter_context(runtime.places.of(step, wait_s=launch_deadline_s))
+                admitted = stack.enter_context(runtime.launching(place, step, target))
+                launch_deadline_s = runtime.launch_deadline_s(step, target)
             nonces = Nonces.fresh()
             with runtime.in_run_dir(target):
                 if launches:
-                    place = stack.enter_context(runtime.places.of(step, wait_s=launch_deadline_s))
                     self._live = _Live(place, runtime.fence(place, step, nonces, self.name))
                 live = self._live
                 assert live is not None  # noqa: S101
@@ -238,16 +242,19 @@ class Session:
                 place=live.place,
                 fence=fence,
                 launcher=channel,
-                entered=entered,
+                admitted=admitted,
                 meanwhile=live.settled,
             )
             try:
                 outcome = attempt.run()
             except BaseException as interruption:
-                runtime.note_interruption(interruption, attempt)
+                runtime.note_interruption(interruption, attempt, admitted)
                 self._live = None  # its step was ended
+                live.ended()
                 raise
-        ended = runtime.conclude(outcome, plan=plan, fence=fence, target=target)
+            if admitted is not None:
+                live.ended = admitted.keep_step()
+        ended = runtime.conclude(outcome, attempt=attempt, admitted=admitted, target=target)
         if launches:
             runtime.note_launch(ended)
         if not self._goes_on(asked, live, fence, outcome):
@@ -290,7 +297,9 @@ class Session:
             end = outcome.ends[0]
             by_files = end.isolation == "none"
             kinds = {"stdin": asked.stdin is not None, "limit": end.limit, "out": by_files, "err": by_files}
-            live.settled = functools.partial(fence.forget_command, *(kind for kind, is_left in kinds.items() if is_left))
+            live.settled = functools.partial(
+                fence.forget_command, *(kind for kind, is_left in kinds.items() if is_left)
+            )
             return outcome.streams_complete and not outcome.needs_end
         refusal = outcome.refusal
         return refusal is not None and refusal.reason in _HARMLESS and live.is_up
@@ -303,12 +312,14 @@ class Session:
         """
         self._live, process = None, live.process
         if process is None:
+            live.ended()
             return
         if in_order:
             with contextlib.suppress(OSError):
                 process.stdin.close()
 
         def clean() -> None:
+            live.ended()
             if in_order:
                 live.fence.retire()
                 if live.place.is_single_use:

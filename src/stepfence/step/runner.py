@@ -6,13 +6,14 @@ import contextlib
 import os
 import reprlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from stepfence.admission import Pace
+from stepfence.admission import Admission, Pace, Seats
+from stepfence.admission.rate import site_rate
 from stepfence.breaker import LaunchBreaker
 from stepfence.cluster.allocation import Allocation
 from stepfence.cluster.slurm import Slurm
@@ -24,7 +25,7 @@ from stepfence.ledger import Ledger
 from stepfence.model import KEEP_BYTES, Container, Isolation, Step, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
 from stepfence.session import Session
-from stepfence.settings import Settings
+from stepfence.settings import AUTO, Settings
 from stepfence.step.attempt import END_PATIENCE_S, Outcome, end_step
 from stepfence.step.fence import AttemptFence, FenceRoot
 from stepfence.step.place import Place, Places
@@ -85,13 +86,14 @@ class StepRunner:
     ) -> None:
         _check_runner(allocation=allocation, run_dir=run_dir, ledger=ledger, retry=retry)
         self._settings = settings or Settings.from_env()
+        self._slurm = Slurm(self._settings.environ)
         if launcher is None:
             if allocation is None:
                 raise BadInput("no allocation: use StepRunner.local(...) outside of Slurm")
             launcher = SrunLauncher(
                 allocation,
                 environ=self._settings.environ,
-                slurm=Slurm(self._settings.environ),
+                slurm=self._slurm,
                 also=self._settings.srun_env,
             )
         self.allocation = allocation
@@ -102,7 +104,6 @@ class StepRunner:
         self.fences = FenceRoot(Path(run_dir), native=self._settings.native)
         self.run_dir = self.fences.path.parent
         self._targets = Targets(self.fences.path)
-        rate = self._settings.steps_per_s
         self._runtime = Runtime(
             launcher=self.launcher,
             allocation=allocation,
@@ -110,7 +111,11 @@ class StepRunner:
             fences=self.fences,
             places=Places(self.fences, allocation),
             breaker=self.breaker,
-            pace=None if rate is None else Pace(self.fences.path / "pace", steps_per_s=rate),
+            admission=Admission(
+                pace=self._pace,
+                steps=self._seats("concurrent-steps", self._settings.concurrent_steps),
+                creates=self._seats("concurrent-creates", self._settings.concurrent_creates),
+            ),
         )
 
     @classmethod
@@ -126,6 +131,16 @@ class StepRunner:
         settings = settings or Settings.from_env()
         launcher = LocalLauncher(environ=settings.environ)
         return cls(None, run_dir=run_dir, ledger=ledger, retry=retry, settings=settings, launcher=launcher)
+
+    def _pace(self) -> Pace | None:
+        """Return the pace of all processes of the run directory; the site's is asked for at the first launch."""
+        rate = self._settings.steps_per_s
+        if rate == AUTO:
+            rate = None if self.allocation is None else site_rate(self._slurm, self.allocation.component_id)
+        return None if rate is None else Pace(self.fences.path / "pace", steps_per_s=rate)
+
+    def _seats(self, name: str, count: int | None) -> Seats | None:
+        return None if count is None else Seats(self.fences.path / name, count=count)
 
     def __enter__(self) -> Self:
         return self
@@ -226,30 +241,30 @@ class StepRunner:
     def _attempt(self, operation: _Operation) -> StepResult:
         runtime, step, target = self._runtime, operation.step, operation.target
         with contextlib.ExitStack() as stack:
-            entered = stack.enter_context(runtime.launching())
+            wait_s = runtime.launch_deadline_s(step, target)
+            with runtime.in_run_dir(target):
+                place = stack.enter_context(runtime.places.of(step, wait_s=wait_s))
+            admitted = stack.enter_context(runtime.launching(place, step, target))
             launch_deadline_s = runtime.launch_deadline_s(step, target)
             with runtime.in_run_dir(target):
-                place = stack.enter_context(runtime.places.of(step, wait_s=launch_deadline_s))
                 nonces = Nonces.fresh()
                 request = request_of(step, place, nonces)
                 argument, lines = request.split() if request.can_be_split else ("", request.encode())
                 fence = runtime.fence(place, step, nonces, target)
                 record = self._targets.record(target, fence) if operation.is_named else None
             plan = plan_of(step, place, fence, launch_deadline_s=launch_deadline_s, request=argument)
-            attempt = runtime.attempt(
-                plan, lines, place=place, fence=fence, launcher=self.launcher, entered=entered
-            )
+            attempt = runtime.attempt(plan, lines, place=place, fence=fence, launcher=self.launcher, admitted=admitted)
             try:
                 outcome = attempt.run()
             except BaseException as interruption:
-                runtime.note_interruption(interruption, attempt)
+                runtime.note_interruption(interruption, attempt, admitted)
                 if attempt.never_ran and record is not None:
                     # Or an interrupted run could never be taken up again: its own revocation would look like a start.
                     _forget(record)
                 raise
-        ended = runtime.conclude(outcome, plan=plan, fence=fence, target=target)
-        runtime.note_launch(ended)
-        self._hand_over(plan, place, fence, outcome)
+            ended = runtime.conclude(outcome, attempt=attempt, admitted=admitted, target=target)
+            runtime.note_launch(ended)
+            self._hand_over(plan, place, fence, outcome, then=admitted.keep_step())
         if record is not None and outcome.verdict is Verdict.NEVER_RAN:
             _forget(record)
         if isinstance(ended, StepNotLaunched):
@@ -257,14 +272,18 @@ class StepRunner:
         operation.record, operation.failure = record, outcome.failure
         return ended
 
-    def _hand_over(self, plan: Plan, place: Place, fence: AttemptFence, outcome: Outcome) -> None:
-        """Leave the process to the reaper, and have the step ended where it must not go on."""
+    def _hand_over(
+        self, plan: Plan, place: Place, fence: AttemptFence, outcome: Outcome, *, then: Callable[[], object]
+    ) -> None:
+        """Leave the process to the reaper, and have the step ended where it must not go on; ``then`` it is over."""
         process = outcome.process
         completed = outcome.verdict is Verdict.COMPLETED
         if process is None:
+            then()
             return
 
         def clean() -> None:
+            then()
             if completed:
                 fence.retire()
                 if place.is_single_use:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from stepfence.admission import Pace
+from stepfence.admission import Admission, Admitted, NotAdmittedError
 from stepfence.breaker import LaunchBreaker
 from stepfence.cluster.allocation import Allocation
 from stepfence.errors import StepNotLaunched
-from stepfence.launch.gate import LaunchGate, Pass
 from stepfence.launch.process import Exit, Launcher, Plan
 from stepfence.launch.reaper import Reaper
 from stepfence.model import Evidence, Isolation, Step, Verdict
@@ -26,6 +26,8 @@ from stepfence.step.result import StepResult
 
 CREATE_DEADLINE_S = 3600.0
 LAUNCH_DEADLINE_S = 60.0
+ADMISSION_DEADLINE_S = 86400.0
+"""How long a launch may wait to be let in, where the allocation does not end before."""
 KILL_AFTER_S = 5.0
 """From TERM to KILL once a command's limit has passed."""
 
@@ -41,8 +43,7 @@ class Runtime:
         fences: the run directory's fences.
         places: where steps run.
         breaker: stops launching when most launches fail.
-        pace: how many launches a second all processes have, or None for no limit.
-        gate: how many launches are under way at once.
+        admission: when a step may be launched.
         reaper: ends and reaps what an attempt leaves.
     """
 
@@ -52,22 +53,32 @@ class Runtime:
     fences: FenceRoot
     places: Places
     breaker: LaunchBreaker
-    pace: Pace | None = None
-    gate: LaunchGate = field(default_factory=LaunchGate)
+    admission: Admission = field(default_factory=Admission)
     reaper: Reaper = field(default_factory=Reaper)
 
     @contextlib.contextmanager
-    def launching(self) -> Iterator[Pass]:
-        """Wait until a step may be launched.
+    def launching(self, place: Place, step: Step, target: str) -> Iterator[Admitted]:
+        """Wait until a step may be launched, as long as its command still fits into the allocation.
 
         Raises:
+            StepNotLaunched: there was no room in time.
             LaunchPaused: too many launches failed of late.
         """
-        if self.pace is not None:
-            self.pace.wait()
-        with self.gate.entered() as entered:
+        with contextlib.ExitStack() as stack:
+            patience_s = min(self._time_left_s(step, target), ADMISSION_DEADLINE_S)
+            began = time.monotonic()
+            try:
+                with self.in_run_dir(target):
+                    admitted = stack.enter_context(
+                        self.admission.entered(creates=place.image is not None, patience_s=patience_s)
+                    )
+            except NotAdmittedError as error:
+                waited_s = time.monotonic() - began
+                raise not_started(
+                    target, str(error), cause="not-admitted", deadline="admission", waited_s=waited_s
+                ) from error
             self.breaker.before_launch()
-            yield entered
+            yield admitted
 
     def remaining_s(self) -> float:
         """Return the seconds until the allocation ends, infinity where nobody knows."""
@@ -88,6 +99,9 @@ class Runtime:
         if creates is None:
             creates = step.container is not None and step.container.image is not None
         wanted = step.launch_deadline_s or (CREATE_DEADLINE_S if creates else LAUNCH_DEADLINE_S)
+        return min(wanted, self._time_left_s(step, target))
+
+    def _time_left_s(self, step: Step, target: str) -> float:
         command = 0.0 if step.timeout_s is None else step.timeout_s + KILL_AFTER_S + step.grace_s
         remaining = self.remaining_s()
         if remaining <= command:
@@ -98,7 +112,7 @@ class Runtime:
                 cause="allocation-end",
                 deadline="allocation_end",
             )
-        return min(wanted, remaining - command)
+        return remaining - command
 
     def fence(self, place: Place, step: Step, nonces: Nonces, target: str) -> AttemptFence:
         """Make the fence of a new attempt."""
@@ -127,7 +141,7 @@ class Runtime:
         place: Place,
         fence: AttemptFence,
         launcher: Launcher,
-        entered: Pass | None,
+        admitted: Admitted | None,
         meanwhile: Callable[[], object] | None = None,
     ) -> Attempt:
         """Return an attempt that is ready to be run.
@@ -138,13 +152,13 @@ class Runtime:
             place: where it runs; a container that it creates is told of the start.
             fence: its own.
             launcher: how it reaches its node.
-            entered: what let it launch, and lets in the next one at its start; None where it launches nothing.
+            admitted: what let it launch, and is told of its start; None where it launches nothing.
             meanwhile: called once the command runs: what need not be waited for.
         """
 
         def started() -> None:
-            if entered is not None:
-                entered.leave()
+            if admitted is not None:
+                admitted.started()
                 if place.claim:
                     place.claim.created()
             if meanwhile is not None:
@@ -162,38 +176,41 @@ class Runtime:
         )
 
     def conclude(
-        self, outcome: Outcome, *, plan: Plan, fence: AttemptFence, target: str
+        self, outcome: Outcome, *, attempt: Attempt, admitted: Admitted | None, target: str
     ) -> StepResult | StepNotLaunched:
         """Return the result of an attempt, or the error it comes to."""
         handed = Exit()
         if outcome.process:
             outcome.process.poll()
             handed = outcome.process.exit
-        evidence = self._evidence(outcome, plan=plan, fence=fence)
+        plan = attempt.plan
+        evidence = self._evidence(outcome, attempt=attempt, admitted=admitted)
         if outcome.verdict is Verdict.COMPLETED:
-            return result_of(outcome, step=plan.step, fence=fence, evidence=evidence, handed=handed)
+            return result_of(outcome, step=plan.step, fence=attempt.fence, evidence=evidence, handed=handed)
         return error_of(outcome, plan=plan, evidence=evidence, handed=handed, target=target, environ=self.environ)
 
-    def note_interruption(self, interruption: BaseException, attempt: Attempt) -> None:
+    def note_interruption(self, interruption: BaseException, attempt: Attempt, admitted: Admitted | None) -> None:
         """Tell whoever catches what interrupted an attempt, and the ledger, what is known of it."""
         # Ours in place of any that it carries, e.g. one that the reading of stdin raised about something else.
         interruption.provable_non_execution = attempt.never_ran  # type: ignore[attr-defined]
         if attempt.given_up is not None:
             interruption.cause = "interrupted"  # type: ignore[attr-defined]
             interruption.evidence = self._evidence(  # type: ignore[attr-defined]
-                attempt.given_up, plan=attempt.plan, fence=attempt.fence
+                attempt.given_up, attempt=attempt, admitted=admitted
             )
 
-    def _evidence(self, outcome: Outcome, *, plan: Plan, fence: AttemptFence) -> Evidence:
+    def _evidence(self, outcome: Outcome, *, attempt: Attempt, admitted: Admitted | None) -> Evidence:
         environment = getattr(self.launcher, "environment", {})
-        return evidence_of(outcome, plan=plan, attempt=fence.name, environment=environment)
+        evidence = evidence_of(outcome, plan=attempt.plan, attempt=attempt.fence.name, environment=environment)
+        if admitted is None:
+            return evidence
+        return replace(evidence, waited_s=admitted.waited_s, waited_for=admitted.waited_for)
 
     def note_launch(self, ended: StepResult | StepNotLaunched) -> None:
         """Tell the breaker what a launch came to."""
         if isinstance(ended, StepNotLaunched):
             self.breaker.record(launched=ended.evidence.start_seen, cause=ended.cause)
-            if self.pace is not None:
-                self.pace.note(ended.cause)
+            self.admission.note(ended.cause)
         else:
             self.breaker.record(launched=True)
 
@@ -244,13 +261,15 @@ def request_of(step: Step, place: Place, nonces: Nonces) -> Request:
     )
 
 
-def not_started(target: str, why: str, *, cause: str, deadline: str | None = None) -> StepNotLaunched:
+def not_started(
+    target: str, why: str, *, cause: str, deadline: str | None = None, waited_s: float = 0.0
+) -> StepNotLaunched:
     """Return the error for an attempt that was never spawned, and would not be the next time either."""
     return StepNotLaunched(
         f"{target} was not started: {why}",
         provable_non_execution=True,
         status=Fence.UNSPAWNED,
-        evidence=Evidence(deadline=deadline),
+        evidence=Evidence(deadline=deadline, waited_s=waited_s),
         hint=why,
         cause=cause,
         transient=False,
