@@ -37,6 +37,9 @@ class Verdict(enum.StrEnum):
 KEEP_BYTES = 8 * 1024 * 1024
 """How much of each stream of a command is kept in memory."""
 
+GRACE_S = 30.0
+"""How long a command's end may take to be told, once its time limit has ended it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:
@@ -118,7 +121,7 @@ class Step:
     container: Container | None = None
     timeout_s: float | None = None
     launch_deadline_s: float | None = None
-    grace_s: float = 30.0
+    grace_s: float = GRACE_S
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     stdin: bytes | BinaryIO | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from chaos.journal import Journal, read_journal
 from chaos.operation import completed, container_of, failed, runner_of
 from chaos.session_plan import Command
-from stepfence import RunnerError, Session
+from stepfence import RunnerError, Session, StepRunner
 
 _GRACE_S = 2.0
 
@@ -37,20 +36,23 @@ def main() -> int:
     left = [command for each in spec["commands"] if (command := Command(**each)).number not in asked]
     runner, ledger = runner_of(spec, journal, number)
     with ledger, runner:
-        session = runner.session(
-            container=None if spec["kind"] == "bare" else container_of(spec),
-            node=spec["node"],
-            workdir="/",
-            launch_deadline_s=spec["launch_deadline_s"],
-        )
-        # A session leaves a command half a minute to tell of its end: too long to wait for with every death.
-        session._step = replace(session._step, grace_s=_GRACE_S)
-        _serve(spec, session, left, journal)
+        _serve(spec, runner, left, journal)
     journal("final", verdict="ENDED")
     return 0
 
 
-def _serve(spec: dict[str, Any], session: Session, commands: list[Command], journal: Journal) -> None:
+def _session(spec: dict[str, Any], runner: StepRunner) -> Session:
+    return runner.session(
+        container=None if spec["kind"] == "bare" else container_of(spec),
+        node=spec["node"],
+        workdir="/",
+        launch_deadline_s=spec["launch_deadline_s"],
+        grace_s=_GRACE_S,
+    )
+
+
+def _serve(spec: dict[str, Any], runner: StepRunner, commands: list[Command], journal: Journal) -> None:
+    session = _session(spec, runner)
     truth = spec["truth"] if spec["kind"] == "bare" else spec["truth_inside"]
     if spec["opens"]:
         try:
@@ -64,7 +66,10 @@ def _serve(spec: dict[str, Any], session: Session, commands: list[Command], jour
         try:
             result = session.run(command.work.command(truth), timeout_s=command.timeout_s, target=command.token)
         except RunnerError as error:
-            journal("answer", command=command.number, **failed(error))
+            journal("answer", command=command.number, cause=getattr(error, "cause", ""), **failed(error))
+            if getattr(error, "cause", "") == "session-lost":
+                session.close()
+                session = _session(spec, runner)
         else:
             said = completed(result, command.work)
             journal("answer", command=command.number, step_id=result.step_id, **said)

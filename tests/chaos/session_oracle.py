@@ -27,6 +27,7 @@ class SessionJudgement:
         recovered: commands that ran at a further attempt.
         may_have_run: commands with that verdict that ran in truth.
         unclaimed: attempts that never ran and were not claimed so.
+        lost: commands that were refused as the session's container, which had no name, was gone.
         abandoned_idle: commands in flight at their runner's death that never ran: nobody was left to claim it.
     """
 
@@ -39,6 +40,7 @@ class SessionJudgement:
     recovered: int = 0
     may_have_run: int = 0
     unclaimed: list[str] = field(default_factory=list)
+    lost: int = 0
     abandoned_idle: int = 0
     inserted: int = 0
 
@@ -95,6 +97,10 @@ def _judge(
     recorded, written = [(c["number"], c["verdict"]) for c in claims], [(r.attempt, r.verdict) for r in records]
     if recorded != written and final != "ABANDONED":
         yield f"the ledger has {written}, the runner recorded {recorded}"
+    if answer.get("cause") == "session-lost":
+        found.lost += 1
+        if trial.kind != "unnamed":
+            yield f"its container was lost, and it is {trial.kind}"
     _count(found, command, verdicts, final, ran=begun > 0)
     match final:
         case "NEVER_RAN" | "REFUSED" if begun:

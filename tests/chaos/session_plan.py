@@ -63,7 +63,7 @@ class SessionTrial:
     Attributes:
         number: with the campaign's seed it gives all the rest.
         token: its name.
-        kind: `bare` or `named`, a container with a name.
+        kind: `bare`, `named` (a container with a name) or `unnamed` (one without, which goes with its session).
         opens: the runner opens the session before the first command.
         launch_deadline_s: of every command.
         commands: what is run, one after the other.
@@ -113,14 +113,22 @@ _DEATHS: tuple[tuple[tuple[str, str], int], ...] = (
     (("shell", "KILL"), 3),
     (("server", "KILL"), 2),
     (("inner", "KILL"), 3),
-    (("srun", "STOP"), 3),
-    (("stepd", "STOP"), 3),
-    (("shell", "STOP"), 3),
+    (("srun", "STOP"), 2),
+    (("srun_group", "STOP"), 2),
+    (("stepd", "STOP"), 2),
+    (("slurmd", "STOP"), 2),
+    (("shell", "STOP"), 2),
+    (("server", "STOP"), 1),
+    (("inner", "STOP"), 2),
     (("network", "KILL"), 4),
     (("runner", "KILL"), 4),
 )
 _MOMENTS = (("launch", 2), ("asked", 5), ("running", 4), ("between", 3), ("end", 1))
 _IN_A_COMMAND = (("asked", 5), ("running", 4))
+
+
+DEATHS = frozenset("network cut" if target == "network" else f"{signal} {target}" for (target, signal), _ in _DEATHS)
+"""Everything that a campaign is to bring about."""
 
 
 def draw_session(seed: int, number: int) -> SessionTrial:
@@ -142,7 +150,7 @@ def draw_session(seed: int, number: int) -> SessionTrial:
     return SessionTrial(
         number=number,
         token=token,
-        kind=pick(rng, (("bare", 1), ("named", 1))),
+        kind=pick(rng, (("bare", 2), ("named", 2), ("unnamed", 1))),
         opens=rng.random() < 0.5,
         launch_deadline_s=round(rng.uniform(1.0, 2.0) if lasts else rng.uniform(1.5, 3.0), 2),
         cancels=rng.random() < 0.7,

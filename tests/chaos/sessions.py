@@ -25,7 +25,7 @@ from chaos.journal import read_journal
 from chaos.lanes import report_of_failure, say, work_lanes
 from chaos.oracle import Record
 from chaos.session_oracle import SessionJudgement, judge_session
-from chaos.session_plan import SessionTrial, draw_session
+from chaos.session_plan import DEATHS, SessionTrial, draw_session
 from chaos.session_trial import run_session_trial
 from chaos.site import Lane, Site, site
 from chaos.trial import Report
@@ -131,10 +131,14 @@ def _tell(campaign: Campaign, found: Found, forced: list[str], listed: list[str]
 
     out(f"\nchaos: sessions, seed {campaign.seed}, {len(killed)} deaths in {len(reports)} trials, {seconds:.0f} s")
     out("deaths:      " + counts(trial.death for trial in killed))
+    missing = sorted(DEATHS - {trial.death for trial in killed})
+    if missing:
+        out(f"not seen:    {', '.join(missing)}")
     out("moments:     " + counts(trial.moment.kind for trial in killed))
     out("kinds:       " + counts(trial.kind for trial in killed))
     out("verdicts:    " + counts(verdict for _, judgement in found for verdict in judgement.verdicts))
     out(f"attempts:    {total('attempts')}, {total('executions')} executions")
+    out(f"lost:        {total('lost')} refused as their container went with its session")
     out(f"recovered:   {total('recovered')} completed at a further attempt")
     idle, claimed = total("idle"), total("idle_claimed")
     availability = claimed / idle if idle else 1.0

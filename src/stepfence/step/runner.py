@@ -22,7 +22,7 @@ from stepfence.launch.local import LocalLauncher
 from stepfence.launch.process import Launcher, Plan
 from stepfence.launch.srun import SrunLauncher
 from stepfence.ledger import Ledger
-from stepfence.model import KEEP_BYTES, Container, Isolation, Step, Verdict
+from stepfence.model import GRACE_S, KEEP_BYTES, Container, Isolation, Step, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
 from stepfence.session import Session
 from stepfence.settings import AUTO, Settings
@@ -193,6 +193,7 @@ class StepRunner:
         mem_mib: int | None = None,
         srun_options: tuple[str, ...] = (),
         launch_deadline_s: float | None = None,
+        grace_s: float = GRACE_S,
         keep_bytes: int = KEEP_BYTES,
     ) -> Session:
         """Return a session: many commands in one step, a few milliseconds each; see `Session` and `Step`.
@@ -214,6 +215,7 @@ class StepRunner:
             mem_mib=mem_mib,
             srun_options=srun_options,
             launch_deadline_s=launch_deadline_s,
+            grace_s=grace_s,
             keep_bytes=keep_bytes,
         )
         _check(step)
