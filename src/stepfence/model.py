@@ -66,6 +66,8 @@ class Container:
         writable: whether the root file system can be written.
         remap_root: whether the user appears as root inside.
         mount_home: whether the home directory is mounted.
+        create_deadline_s: how long its creation may take, the import of its image included; None: 3600 s. A step's own
+            ``launch_deadline_s`` goes before it.
     """
 
     image: str | None = None
@@ -75,6 +77,7 @@ class Container:
     writable: bool = True
     remap_root: bool = True
     mount_home: bool = False
+    create_deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         _check(self, _CONTAINER)
@@ -99,7 +102,8 @@ class Step:
         command: the words; never seen by srun.
         container: None runs on the bare node.
         timeout_s: the limit for the command alone, from its start; None means no limit.
-        launch_deadline_s: how long the start may take; None: 3600 s where a container is created, else 60 s.
+        launch_deadline_s: how long the start may take; None: what `Container.create_deadline_s` says where a container
+            is created, else 60 s.
         grace_s: how long the end may take to arrive after the limit.
         env: variables for the command; they win over the image's.
         workdir: the command's working directory; must exist. None: the container's, or the caller's directory.
@@ -284,6 +288,7 @@ _CONTAINER: Mapping[str, _Field] = {
     "writable": _FLAG,
     "remap_root": _FLAG,
     "mount_home": _FLAG,
+    "create_deadline_s": _LIMIT,
 }
 
 _STEP: Mapping[str, _Field] = {

@@ -350,7 +350,7 @@ def test_a_command_that_ran_to_its_end_completed(scene: Scene) -> None:
         process.node_stderr.write(b"srun: late words\n")
         wait(process)
 
-    outcome = scene.run(node, on_start=lambda: started.append(1))
+    outcome = scene.run(node, on_start=lambda _: started.append(1))
     assert (outcome.verdict, outcome.needs_end, outcome.streams_complete) == (Verdict.COMPLETED, False, True)
     assert (outcome.stdout.data, outcome.stderr.data) == (b"out", b"err")
     assert outcome.starts == {0: Start(0, "gb-c04", "4711.12")}
@@ -533,7 +533,7 @@ def test_an_interrupt_after_the_start_ends_the_step(scene: Scene) -> None:
         scene.start(process)
         wait(process)
 
-    def interrupt() -> None:
+    def interrupt(_: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

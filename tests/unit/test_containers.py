@@ -29,7 +29,7 @@ def containers(tmp_path: Path) -> ContainerMap:
 
 def create(containers: ContainerMap, name: str = "box", node: str = "n1", image: str = IMAGE) -> Entry:
     with containers.entry(Container(name=name), image=image, node=node, wait_s=0) as claim:
-        claim.created()
+        claim.created("7.1")
         return claim.entry
 
 
@@ -97,7 +97,8 @@ def test_a_real_name_is_safe_and_never_long(tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("node", ["../../x", "a/b", "n 1", "n\n1", ""])
 def test_a_strange_node_stays_in_the_directory(containers: ContainerMap, tmp_path: Path, node: str) -> None:
     create(containers, node=node)
-    assert {path.parent for path in tmp_path.rglob("*.json")} == {tmp_path / "containers" / "box"}
+    below = tmp_path / "containers"
+    assert {path.parent for path in tmp_path.rglob("*.json")} == {below / "box", below / ".made"}
 
 
 STRANGE = (
@@ -139,7 +140,7 @@ def test_while_one_creates_another_waits_and_then_enters(containers: ContainerMa
     with ThreadPoolExecutor(1) as pool, creation as claim:
         other = pool.submit(second)
         assert waits.wait(30)
-        claim.created()
+        claim.created("7.1")
         # What was created is entered by others while its first step still runs.
         found = other.result(30)
     assert (found.fresh, found.real) == (False, claim.entry.real)
@@ -148,7 +149,7 @@ def test_while_one_creates_another_waits_and_then_enters(containers: ContainerMa
 def test_eight_at_once_create_one(containers: ContainerMap) -> None:
     def enter(number: int) -> Entry:
         with containers.entry(Container(name="box"), image=IMAGE, node="n1", wait_s=60) as claim:
-            claim.created()
+            claim.created("7.1")
             return claim.entry
 
     with ThreadPoolExecutor(8) as pool:
@@ -199,7 +200,7 @@ def test_an_image_file_that_changed_under_its_path_is_another_image(tmp_path: Pa
     image.write_bytes(b"one")
     containers = ContainerMap(tmp_path, prefix="1-0")
     with containers.entry(Container(name="box"), image=str(image), node="n1", wait_s=0) as claim:
-        claim.created()
+        claim.created("7.1")
     with containers.entry(Container(name="box"), image=str(image), node="n1", wait_s=0) as claim:
         assert not claim.entry.fresh
     image.write_bytes(b"another")

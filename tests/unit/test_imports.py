@@ -18,7 +18,7 @@ LAYERS = (
     ("__main__", "cli"),
     ("integrations", "testing", "demo", "doctor"),
     ("report",),
-    ("queue", "batch", "checkpoint"),
+    ("queue", "batch", "checkpoint", "container"),
     ("",),  # the package itself: its public names
     ("session", "retry", "step.runner"),
     ("step",),

@@ -21,6 +21,7 @@ _COMMANDS = {
     "ledger": "stepfence.cli.ledger",
     "demo": "stepfence.cli.demo",
     "doctor": "stepfence.cli.doctor",
+    "container": "stepfence.cli.container",
 }
 """Each module has a typer app named ``app``; it is imported when its command is asked for."""
 
@@ -29,6 +30,7 @@ _SUMMARIES = {
     "ledger": "Read ledgers.",
     "demo": "See it work: a small batch on this machine, with launch faults.",
     "doctor": "Check that every node has what stepfence relies on.",
+    "container": "See, save and remove named containers; bring images to nodes.",
 }
 
 

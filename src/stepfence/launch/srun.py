@@ -44,6 +44,7 @@ _RESERVED = (
     "--container-mounts",
     "--container-env",
     "--container-workdir",
+    "--container-save",
 )
 _RESERVED_LETTERS = "nNwioelJWDK"
 """The short forms of the same."""

@@ -222,7 +222,7 @@ class Session:
                 with runtime.in_run_dir(target):
                     place = stack.enter_context(runtime.places.of(step, wait_s=launch_deadline_s))
                 admitted = stack.enter_context(runtime.launching(place, step, target))
-                launch_deadline_s = runtime.launch_deadline_s(step, target)
+                launch_deadline_s = runtime.launch_deadline_s(step, target, creates=place.image is not None)
             nonces = Nonces.fresh()
             with runtime.in_run_dir(target):
                 if launches:

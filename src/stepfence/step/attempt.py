@@ -102,7 +102,7 @@ class Attempt:
         launcher: how it reaches a node.
         kill_after_s: from TERM to KILL after the time limit.
         now: a monotonic clock.
-        on_start: called once when the first start sentinel arrives.
+        on_start: called once with the step's id, when the first start sentinel arrives.
     """
 
     plan: Plan
@@ -112,7 +112,7 @@ class Attempt:
     launcher: Launcher
     kill_after_s: float
     now: Callable[[], float] = time.monotonic
-    on_start: Callable[[], object] | None = None
+    on_start: Callable[[str], object] | None = None
     given_up: Outcome | None = None
     """What was known when `run` was interrupted."""
     _clock: _Clock = field(default_factory=_Clock)
@@ -193,7 +193,7 @@ class Attempt:
                     self._clock.started = self.now()
                     pump.release_stdin()
                     if self.on_start is not None:
-                        self.on_start()
+                        self.on_start(next(iter(streams.starts.values())).step_id)
                 if self._clock.all_started is None and len(streams.starts) == self.plan.step.ntasks:
                     self._clock.all_started = self.now()
         finally:

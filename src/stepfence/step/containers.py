@@ -12,8 +12,9 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stepfence.errors import BadInput, RunnerError
@@ -26,6 +27,10 @@ FENCE_TARGET = "/.stepfence"
 
 _BOX = re.compile(r"c-[0-9a-f]+\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+_WANTED = "use 1 to 64 letters, digits, '_', '.' or '-'"
+_REAL = re.compile(r"sf-[0-9]+-[0-9]+-[A-Za-z0-9_.-]+\Z")
+_MADE = ".made"
+"""No logical name begins with a dot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,9 @@ class Entry:
         image: what it was made from.
         box: the fence box mounted in it.
         version: the image file's size and time of change as seen here, or "" where it is no file that is seen here.
+        name, node: the logical name, and where it is.
+        created_at: when its creation was begun, UTC epoch seconds.
+        step_id: the step that created it, ``JOB.STEP``; "" until that has told.
         fresh: it is to be created by this attempt.
     """
 
@@ -46,6 +54,10 @@ class Entry:
     image: str
     box: str
     version: str = ""
+    name: str = ""
+    node: str = ""
+    created_at: float = 0.0
+    step_id: str = ""
     fresh: bool = False
 
     @property
@@ -78,7 +90,7 @@ class ContainerMap:
         """
         name = container.name or ""
         if not _NAME.match(name):
-            raise BadInput(f"container name {name!r}: use 1 to 64 letters, digits, '_', '.' or '-'")
+            raise BadInput(f"container name {name!r}: {_WANTED}")
         directory = self._path / name
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         record = directory / f"{_safe(node)}.json"
@@ -101,8 +113,61 @@ class ContainerMap:
                 raise BadInput(f"container {name!r} does not exist on {node} and no image was given to make it from")
             token = secrets.token_hex(6)
             real = f"sf-{self._prefix}-{name[:24]}-{token}"
-            entry = Entry(real, token, image, box=f"c-{token}", version=_version(image), fresh=True)
+            entry = Entry(
+                real,
+                token,
+                image,
+                box=f"c-{token}",
+                version=_version(image),
+                name=name,
+                node=node,
+                created_at=round(time.time(), 3),
+                fresh=True,
+            )
+            # Before anything is launched: whatever becomes of this process, what it made is on record.
+            _write(self._made(real), entry)
             yield Claim(entry, record, unlock)
+
+    def made(self) -> list[Entry]:
+        """Return every container whose creation was ever begun and that is not known to be gone, the oldest first."""
+        found = [_read(path) for path in self._path.glob(f"{_MADE}/*.json")]
+        return sorted((entry for entry in found if entry is not None), key=lambda entry: (entry.created_at, entry.real))
+
+    def current(self, name: str, node: str) -> Entry | None:
+        """Return the container that a step by this name enters on a node.
+
+        Raises:
+            BadInput: the name is unusable, or its record damaged.
+        """
+        if not _NAME.match(name):
+            raise BadInput(f"container name {name!r}: {_WANTED}")
+        return _read(self._path / name / f"{_safe(node)}.json")
+
+    @contextlib.contextmanager
+    def held(self, entry: Entry, *, wait_s: float) -> Iterator[None]:
+        """Let nobody create a container of this name on this node meanwhile.
+
+        Raises:
+            RunnerError: its creation did not end within ``wait_s`` seconds.
+        """
+        what = f"container {entry.name!r} on {entry.node}"
+        with _locked(self._path / entry.name / f"{_safe(entry.node)}.lock", wait_s=wait_s, what=what):
+            yield
+
+    def withdraw(self, entry: Entry) -> None:
+        """Let nobody enter a container any more; it stays on record as made until `forget`."""
+        found = self.current(entry.name, entry.node)
+        if found is not None and found.real == entry.real:
+            (self._path / entry.name / f"{_safe(entry.node)}.json").unlink(missing_ok=True)
+
+    def forget(self, entry: Entry) -> None:
+        """Take a container off the record: it is gone."""
+        self._made(entry.real).unlink(missing_ok=True)
+
+    def _made(self, real: str) -> Path:
+        directory = self._path / _MADE
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return directory / f"{real}.json"
 
 
 class Claim:
@@ -113,10 +178,10 @@ class Claim:
         self._record = record
         self._unlock = unlock
 
-    def created(self) -> None:
+    def created(self, step_id: str) -> None:
         """The creation has proven itself: from now on others may enter."""
         if self.entry.fresh:
-            write_json(self._record, {k: v for k, v in asdict(self.entry).items() if k != "fresh"})
+            _write(self._record, replace(self.entry, step_id=step_id))
         self._unlock()
 
 
@@ -142,17 +207,27 @@ def _locked(path: Path, *, wait_s: float, what: str) -> Iterator[_Unlock]:
         unlock()
 
 
+def _write(path: Path, entry: Entry) -> None:
+    write_json(path, {name: value for name, value in asdict(entry).items() if name != "fresh"})
+
+
 def _read(path: Path) -> Entry | None:
     try:
         found = json.loads(path.read_bytes())
-        words = {name: found[name] for name in ("real", "token", "image", "box")}
-        if not all(isinstance(word, str) for word in words.values()) or not _BOX.match(words["box"]):
+        words = {name: found[name] for name in ("real", "token", "image", "box", "name", "node")}
+        words |= {name: found.get(name, "") for name in ("version", "step_id")}
+        if not (all(isinstance(word, str) for word in words.values()) and _is_sound(words)):
             raise ValueError("its words are not those of a container")
-        return Entry(**words, version=str(found.get("version", "")))
+        return Entry(**words, created_at=float(found.get("created_at", 0.0)))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error}): remove it, the container is then made anew") from error
+
+
+def _is_sound(words: Mapping[str, str]) -> bool:
+    patterns = {"box": _BOX, "name": _NAME, "real": _REAL}
+    return all(pattern.match(words[name]) for name, pattern in patterns.items())
 
 
 def _version(image: str) -> str:

@@ -85,7 +85,7 @@ class Places:
         self._fences = fences
         self._allocation = allocation
         prefix = f"{allocation.job_id}-{allocation.restart_count}" if allocation else "0-0"
-        self._containers = ContainerMap(fences.path, prefix=prefix)
+        self.containers = ContainerMap(fences.path, prefix=prefix)
 
     @contextlib.contextmanager
     def of(self, step: Step, *, wait_s: float) -> Iterator[Place]:
@@ -107,7 +107,7 @@ class Places:
             yield self._inside(step, container, box=box, node=step.node, image=image, is_single_use=True)
             return
         node = self._node_for(step)
-        with self._containers.entry(container, image=image, node=node, wait_s=wait_s) as claim:
+        with self.containers.entry(container, image=image, node=node, wait_s=wait_s) as claim:
             entry = claim.entry
             yield self._inside(
                 step,

@@ -104,12 +104,14 @@ class StepRunner:
         self.fences = FenceRoot(Path(run_dir), native=self._settings.native)
         self.run_dir = self.fences.path.parent
         self._targets = Targets(self.fences.path)
+        places = Places(self.fences, allocation)
+        self.container_map = places.containers
         self._runtime = Runtime(
             launcher=self.launcher,
             allocation=allocation,
             environ=self._settings.environ,
             fences=self.fences,
-            places=Places(self.fences, allocation),
+            places=places,
             breaker=self.breaker,
             admission=Admission(
                 pace=self._pace,
@@ -247,7 +249,7 @@ class StepRunner:
             with runtime.in_run_dir(target):
                 place = stack.enter_context(runtime.places.of(step, wait_s=wait_s))
             admitted = stack.enter_context(runtime.launching(place, step, target))
-            launch_deadline_s = runtime.launch_deadline_s(step, target)
+            launch_deadline_s = runtime.launch_deadline_s(step, target, creates=place.image is not None)
             with runtime.in_run_dir(target):
                 nonces = Nonces.fresh()
                 request = request_of(step, place, nonces)

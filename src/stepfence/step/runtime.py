@@ -98,7 +98,8 @@ class Runtime:
         """
         if creates is None:
             creates = step.container is not None and step.container.image is not None
-        wanted = step.launch_deadline_s or (CREATE_DEADLINE_S if creates else LAUNCH_DEADLINE_S)
+        create_s = (step.container.create_deadline_s if step.container else None) or CREATE_DEADLINE_S
+        wanted = step.launch_deadline_s or (create_s if creates else LAUNCH_DEADLINE_S)
         return min(wanted, self._time_left_s(step, target))
 
     def _time_left_s(self, step: Step, target: str) -> float:
@@ -156,11 +157,11 @@ class Runtime:
             meanwhile: called once the command runs: what need not be waited for.
         """
 
-        def started() -> None:
+        def started(step_id: str) -> None:
             if admitted is not None:
                 admitted.started()
                 if place.claim:
-                    place.claim.created()
+                    place.claim.created(step_id)
             if meanwhile is not None:
                 meanwhile()
 
