@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import signal
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from stepfence import (
+    BadInput,
     Isolation,
     Ledger,
     RetryPolicy,
@@ -352,3 +354,78 @@ def test_descriptors_do_not_grow(runner: StepRunner) -> None:
         for _ in range(20):
             session.run(["true"], stdin=b"x")
         assert have() <= before + 1
+
+
+# ---- while nobody uses it -----------------------------------------------------------------------------------
+
+
+def test_a_session_that_is_idle_too_long_ends_and_the_next_command_has_another_step(retrying: StepRunner) -> None:
+    with contextlib.closing(retrying.session(idle_timeout_s=0.3)) as session:
+        session.run(["true"])
+        first = pid_of(session)
+        wait_until("it has ended", lambda: not session.is_up and not is_running(first))
+        assert session.run(["echo", "again"]).stdout == b"again\n"
+        assert pid_of(session) != first
+    retrying.close()
+    assert retrying.ledger is not None
+    assert retrying.ledger.summary().run_quality == "CLEAN", "that it ended is no event"
+
+
+def test_a_session_in_use_is_not_idle_however_long_its_command_takes(retrying: StepRunner) -> None:
+    with contextlib.closing(retrying.session(idle_timeout_s=0.2)) as session:
+        session.run(["true"])
+        first = pid_of(session)
+        session.run(["sleep", "0.8"])
+        assert pid_of(session) == first
+
+
+def test_an_idle_session_whose_step_died_is_given_up_before_the_next_command(retrying: StepRunner) -> None:
+    with contextlib.closing(retrying.session(keep_alive_s=0.1)) as session:
+        session.run(["true"])
+        os.killpg(pid_of(session), signal.SIGKILL)
+        wait_until("it is known", lambda: session._live is None)
+        assert session.run(["true"]).attempts == 1
+
+
+def test_an_idle_sessions_empty_lines_do_not_reach_its_commands(retrying: StepRunner) -> None:
+    with contextlib.closing(retrying.session(keep_alive_s=0.02)) as session:
+        for _ in range(5):
+            assert session.run(["cat"], stdin=b"in").stdout == b"in"
+            time.sleep(0.1)
+        assert session.run(["cat"]).stdout == b""
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_session_that_nobody_holds_any_more_is_not_kept_alive(retrying: StepRunner) -> None:
+    session = retrying.session(keep_alive_s=0.05)
+    session.run(["true"])
+    step = pid_of(session)
+    del session
+    gc.collect()
+    wait_until("its step has ended", lambda: not is_running(step))
+
+
+def test_a_forked_child_looks_after_sessions_of_its_own(retrying: StepRunner, tmp_path: Path) -> None:
+    with contextlib.closing(retrying.session(idle_timeout_s=30)) as session:
+        session.run(["true"])
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                signal.alarm(20)
+                settings = Settings.from_env({"PATH": os.environ["PATH"]})
+                own = StepRunner.local(run_dir=tmp_path / "child", settings=settings).session(idle_timeout_s=0.2)
+                own.run(["true"])
+                while own.is_up:
+                    time.sleep(0.01)
+                status = 0
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert session.is_up
+
+
+@pytest.mark.parametrize("name", ["idle_timeout_s", "keep_alive_s"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "60"])
+def test_a_time_that_makes_no_sense_is_refused(retrying: StepRunner, name: str, value: object) -> None:
+    with pytest.raises(BadInput, match=rf"session\({name}="):
+        retrying.session(**{name: value})  # type: ignore[arg-type]

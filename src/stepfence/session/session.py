@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import secrets
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, BinaryIO, Self
 
-from stepfence.errors import RunnerError, StepNotLaunched
+from stepfence.errors import BadInput, RunnerError, StepNotLaunched
 from stepfence.launch.process import Launcher, Plan, Process
 from stepfence.ledger import Ledger
-from stepfence.model import Step, Verdict
+from stepfence.model import LONGEST_S, Step, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
+from stepfence.session.idle import IdleWatch
 from stepfence.step.attempt import Outcome, end_step
 from stepfence.step.fence import AttemptFence
 from stepfence.step.place import Place
@@ -30,9 +33,15 @@ from stepfence.step.runtime import Runtime, not_started, plan_of, request_of
 _HARMLESS = ("workdir-missing", "command-missing", "env-refused", "sleep-missing", "record-failed")
 """Refusals that say something of one command, and nothing of the session."""
 
+KEEP_ALIVE_S = 60.0
+"""Far below the minutes after which routers and firewalls forget a connection."""
+
 _IN_MEMORY_BYTES = 1024 * 1024
 _CLOSE_S = 4.0
 """How long a step may take to end by itself once its stdin has ended."""
+
+
+_idle_watch = IdleWatch()
 
 
 @dataclass(slots=True)
@@ -60,6 +69,12 @@ class _Live:
     @property
     def is_up(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def say_nothing(self) -> None:
+        """Send an empty line, which the script reads over."""
+        if self.process is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.process.stdin.fileno(), b"\n")
 
 
 class _Channel:
@@ -103,9 +118,23 @@ class Session:
         runtime: what the runner's attempts share.
         step: where and how: container, node, environment, resources; its command is not run.
         ledger, retry: as for the runner's steps.
+        idle_timeout_s: after so long without a command the step is ended; the next command launches another one. None:
+            never.
+        keep_alive_s: how often the connection of an idle session is used, so that nothing on the way takes it for dead,
+            and a step that died is known before the next command. None: never.
     """
 
-    def __init__(self, runtime: Runtime, step: Step, *, ledger: Ledger | None, retry: RetryPolicy) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        step: Step,
+        *,
+        ledger: Ledger | None,
+        retry: RetryPolicy,
+        idle_timeout_s: float | None = None,
+        keep_alive_s: float | None = KEEP_ALIVE_S,
+    ) -> None:
+        _check_life(idle_timeout_s=idle_timeout_s, keep_alive_s=keep_alive_s)
         self.name = f"session-{secrets.token_hex(4)}"
         self._runtime = runtime
         self._step = step
@@ -116,6 +145,9 @@ class Session:
         self._has_served = False
         self._closed = False
         self._count = 0
+        self._idle_timeout_s = idle_timeout_s
+        self._keep_alive_s = keep_alive_s
+        self._used_at = time.monotonic()
 
     def __enter__(self) -> Self:
         self.open()
@@ -142,6 +174,7 @@ class Session:
 
     def close(self) -> None:
         """Let the step end; a second call does nothing. A command under way is waited for."""
+        _idle_watch.drop(self)
         with self._lock:
             self._closed = True
             if self._live is not None:
@@ -197,17 +230,46 @@ class Session:
                 if self._closed:
                     raise RunnerError(f"{self.name} is closed: open another one")
                 self._count += 1
+                self._watch()
                 asked = _Command(step, source, target or f"{self.name}/{self._count}")
-                result = retry_on_provable_non_execution(
-                    lambda: self._attempt(asked),
-                    target=asked.target,
-                    ledger=self._ledger,
-                    policy=self._retry,
-                    remaining_s=self._runtime.remaining_s,
-                )
+                try:
+                    result = retry_on_provable_non_execution(
+                        lambda: self._attempt(asked),
+                        target=asked.target,
+                        ledger=self._ledger,
+                        policy=self._retry,
+                        remaining_s=self._runtime.remaining_s,
+                    )
+                finally:
+                    self._used_at = time.monotonic()
         if asked.failure is not None:
             raise asked.failure
         return result
+
+    # ---- while nobody uses it -------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        due = [each for each in (self._idle_timeout_s, self._keep_alive_s) if each is not None]
+        if due:
+            _idle_watch.add(self, in_s=min(due))
+
+    def look_after(self) -> float | None:
+        """Do what is due of an idle session: called by the thread that looks after all of them."""
+        if not self._lock.acquire(blocking=False):
+            return 1.0  # a command is under way
+        try:
+            if self._live is None or self._closed:
+                return None
+            idle_s = time.monotonic() - self._used_at
+            left_s = math.inf if self._idle_timeout_s is None else self._idle_timeout_s - idle_s
+            if left_s <= 0 or not self._live.is_up:
+                self._end(self._live, in_order=self._live.is_up)
+                return None
+            if self._keep_alive_s is not None and idle_s >= self._keep_alive_s:
+                self._live.say_nothing()
+            return min(left_s, self._keep_alive_s or math.inf)
+        finally:
+            self._lock.release()
 
     # ---- one attempt ----------------------------------------------------------------------------------------
 
@@ -358,6 +420,12 @@ class _Command:
         self.stdin.seek(0)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             shutil.copyfileobj(self.stdin, file)
+
+
+def _check_life(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None and not (isinstance(value, int | float) and 0 < value < LONGEST_S):
+            raise BadInput(f"session({name}={value!r}): give a number of seconds above 0, or None")
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from stepfence.launch.srun import SrunLauncher
 from stepfence.ledger import Ledger
 from stepfence.model import GRACE_S, KEEP_BYTES, Container, Isolation, Step, Verdict
 from stepfence.retry import RetryPolicy, retry_on_provable_non_execution
-from stepfence.session import Session
+from stepfence.session import KEEP_ALIVE_S, Session
 from stepfence.settings import AUTO, Settings
 from stepfence.step.attempt import END_PATIENCE_S, Outcome, end_step
 from stepfence.step.fence import AttemptFence, FenceRoot
@@ -196,6 +196,8 @@ class StepRunner:
         srun_options: tuple[str, ...] = (),
         launch_deadline_s: float | None = None,
         grace_s: float = GRACE_S,
+        idle_timeout_s: float | None = None,
+        keep_alive_s: float | None = KEEP_ALIVE_S,
         keep_bytes: int = KEEP_BYTES,
     ) -> Session:
         """Return a session: many commands in one step, a few milliseconds each; see `Session` and `Step`.
@@ -222,7 +224,14 @@ class StepRunner:
         )
         _check(step)
         self.launcher.check(step)
-        return Session(self._runtime, step, ledger=self.ledger, retry=self.retry)
+        return Session(
+            self._runtime,
+            step,
+            ledger=self.ledger,
+            retry=self.retry,
+            idle_timeout_s=idle_timeout_s,
+            keep_alive_s=keep_alive_s,
+        )
 
     def _run(self, operation: _Operation) -> StepResult:
         result = retry_on_provable_non_execution(
